@@ -82,7 +82,7 @@ def add_rms_norm(
     x: Tensor,
     residual: Tensor,
     weight: Tensor | None = None,
-    eps: float = 1e-06,
+    eps: float | None = 1e-06,
 ) -> tuple[Tensor, Tensor]:
     """Residual addition and RMSNorm of the sum over the last dimension, in one pass."""
 
@@ -180,7 +180,7 @@ def dropout_add_rms_norm(
     p: float = 0.5,
     seed: int | Tensor | None = None,
     offset: int = 0,
-    eps: float = 1e-06,
+    eps: float | None = 1e-06,
 ) -> tuple[Tensor, Tensor]:
     """h = residual + dropout(x), and its RMSNorm over the last dimension, in one pass."""
 
@@ -389,7 +389,7 @@ def reglu(gate: Tensor, up: Tensor) -> Tensor:
 def relu(x: Tensor, *, inplace: bool = False) -> Tensor:
     """Rectifier, element by element."""
 
-def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-06) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = 1e-06) -> Tensor:
     """Root-mean-square normalisation over the last dimension: ``x / sqrt(mean(x²) + eps) * weight``."""
 
 def rotary_embedding(

@@ -9,9 +9,17 @@ from weft.bench import cases
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
 
-FAMILIES = ("elementwise", "embedding", "low_precision", "matmul", "mixture_of_experts", "quantization", "reduction",
-            "rotary", "scan", "softmax", "transpose")  # fmt: skip
-NONE = ("argmax", "dequantize", "quantize", "scaled_matmul")  # have no gradient, or only of a bias
+FAMILIES = ("dropout", "elementwise", "embedding", "loss", "low_precision", "matmul", "mixture_of_experts", "normalization",
+            "quantization", "reduction", "rotary", "scan", "softmax", "transpose")  # fmt: skip
+# have no gradient, or only of a bias
+NONE = (
+    "argmax",
+    "dequantize",
+    "quantize",
+    "scaled_matmul",
+    "cross_entropy_with_gradient",
+    "linear_cross_entropy_with_gradient",
+)
 OPERATORS = [
     op for op in registry.select() if registry.family(op.name) in FAMILIES and op.name not in NONE and op.public
 ]

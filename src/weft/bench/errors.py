@@ -26,6 +26,7 @@ def judge(
     scales: Sequence[Tensor] | None = None,
     nonfinite: Sequence[Tensor] | None = None,
     terms: int = 0,
+    eps: float = 0.0,
 ) -> Verdict:
     """Compares results one by one.
 
@@ -36,6 +37,7 @@ def judge(
         nonfinite: the reference's in that dtype, which says where NaN and infinities go (PyTorch's fused kernels differ
             from its formulas there, and between CPU and GPU); ``in_torch`` when None.
         terms: how many terms were summed one after the other in fp32 (``Tolerance.terms``).
+        eps: least epsilon of ``Tolerance.ulps``, where it is not that of the results' dtype.
         scales: magnitudes that errors are relative to, for a tolerance that computes them from the arguments.
     """
     if len(got) != len(in_torch):
@@ -46,7 +48,7 @@ def judge(
         if reason := _form(g, b):
             return Verdict(False, None, where + reason)
         special = b if nonfinite is None else nonfinite[index]
-        verdict = _values(g, w, b, special, tolerance, scales[index] if scales else None, terms)
+        verdict = _values(g, w, b, special, tolerance, scales[index] if scales else None, terms, eps)
         if not verdict.ok:
             return Verdict(False, verdict.share, where + verdict.reason)
         worst = max(worst, verdict.share or 0.0)
@@ -61,8 +63,9 @@ def _form(got: Tensor, in_torch: Tensor) -> str:
 
 
 def _values(
-    got: Tensor, want: Tensor, in_torch: Tensor, special: Tensor, tolerance: Tolerance, scale: Tensor | None, terms: int
-) -> Verdict:
+    got: Tensor, want: Tensor, in_torch: Tensor, special: Tensor, tolerance: Tolerance, scale: Tensor | None, terms: int,
+    eps: float,
+) -> Verdict:  # fmt: skip
     if got.numel() == 0:
         return Verdict(True, 0.0)
     if tolerance.exact or not got.is_floating_point():
@@ -86,7 +89,7 @@ def _values(
     finite &= want.isfinite()
     scale = _scale(want, finite, tolerance, numbers.tiny, scale)
     error, usual = _error(got, want, scale, finite), _error(in_torch, want, scale, finite & in_torch.isfinite())
-    floor = tolerance.ulps * numbers.eps + 1.4 * terms**0.5 * torch.finfo(torch.float32).eps
+    floor = tolerance.ulps * max(numbers.eps, eps) + 1.4 * terms**0.5 * torch.finfo(torch.float32).eps
     spread = float(usual.square().mean().sqrt())
     largest, mean = float(error.max()), float(error.square().mean().sqrt())
     allowed = max(tolerance.multiple * max(float(usual.max()), 4 * spread), floor)

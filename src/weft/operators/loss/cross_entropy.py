@@ -23,7 +23,17 @@ from weft.operators.call import (
     traced,
 )
 from weft.operators.launch import Plans
-from weft.operators.loss.dispatch import BACKWARD, FORWARD, Forward, check_range, loss_call
+from weft.operators.loss.dispatch import (
+    BACKWARD,
+    FORWARD,
+    Forward,
+    check_range,
+    classes_of,
+    in_fp32,
+    in_rows,
+    loss_call,
+    losses_shape,
+)
 from weft.operators.loss.kernels import scale_plans
 from weft.operators.loss.reference import OPTIONS, WRONG, Options, composed, gradient, inputs, reference, workloads
 
@@ -238,15 +248,17 @@ def choose(
     check_labels: bool = False, direction: str = "forward", **options: Any,
 ) -> Choice:  # fmt: skip
     backward = direction == "backward"
-    tensors = (logits, target) if weight is None else (logits, target, weight)
     wanted = backward or (torch.is_grad_enabled() and isinstance(logits, Tensor) and logits.requires_grad)
     asked = Options(**options)
-    arguments = (*tensors, *asked, wanted, inplace_backward)
-    chosen = FORWARD.choose(*arguments)
-    check_range("cross_entropy", target, logits.shape[1], asked.ignore_index, check_labels)
+    arguments = (*(() if weight is None else (weight,)), *asked, wanted, inplace_backward)
+    chosen = FORWARD.choose(logits, target, *arguments)
+    check_range("cross_entropy", target, classes_of(logits), asked.ignore_index, check_labels)
+    rows, labels = in_rows(logits, target)
+    if rows is not logits:
+        logits, target, chosen = rows, labels, FORWARD.choose(rows, labels, *arguments)
     if not backward or chosen.implementation == "torch":
         return chosen
-    call = loss_call("cross_entropy", False, *arguments)
+    call: Any = loss_call("cross_entropy", False, logits, target, *arguments)
     if call.at_once and not call.traced:
         return Choice(chosen.implementation, f"with the loss: {chosen.reason}")
     dloss = logits.new_empty(call.m if call.options.reduction == "none" else ())
@@ -262,8 +274,10 @@ def cross_entropy_function(
     """Cross entropy of logits against labels, with what language models add to it.
 
     Args:
-        logits: [M, V]; float32, float16 or bfloat16.
-        target: [M], labels 0 … V - 1; int64 or int32.
+        logits: [M, V], or as of ``torch.nn.functional.cross_entropy`` [V] or [N, V, d1, …]; float32, float16, bfloat16 or
+            float64. Where no view makes rows of them (several images whose channels come first) the loss is PyTorch's.
+        target: [M] ([], [N, d1, …]), labels 0 … V - 1, int64 or int32; or class probabilities of the logits' shape, whose
+            loss is PyTorch's.
         weight: [V], of each class, of the logits' dtype or float32; None for 1.
         ignore_index: the label of rows that count for nothing; their logits are not read.
         label_smoothing: the share of the target that is spread evenly over all classes.
@@ -277,9 +291,9 @@ def cross_entropy_function(
             gradient are NaN.
 
     Returns:
-        The loss, [] or with "none" [M], in the logits' dtype; computed in fp32 and rounded once. As in PyTorch, a row whose
-        label has a logit of -inf costs inf, one that holds NaN or +inf or only -inf costs NaN, and a mean over no label is
-        NaN. Under autocast the logits are cast to float32, as PyTorch does.
+        The loss, [] or with "none" of the labels' shape, in the logits' dtype; computed in fp32 and rounded once. As in
+        PyTorch, a row whose label has a logit of -inf costs inf, one that holds NaN or +inf or only -inf costs NaN, and a mean
+        over no label is NaN. Under autocast logits and weight are cast to float32, as PyTorch does, on a CPU as well.
 
     Raises:
         TypeError: tensors of other dtypes, an ``ignore_index`` that is no int, flags that are no bool.
@@ -299,14 +313,18 @@ def cross_entropy_function(
             if wanted:
                 return CrossEntropy.apply(logits, target, weight, plan, BACKWARD, inplace_backward)
             return plan(logits, target, logits if weight is None else weight, logits)[0]
+    logits, weight = in_fp32(logits, weight)
     named = {"weight": weight, **Options(*options)._asdict()}
     flags = {"check_labels": check_labels, "inplace_backward": inplace_backward}
-    if choose(logits, target, **flags, **named).implementation == "torch":
-        return reference(logits, target, **named)
-    if torch.is_autocast_enabled("cuda"):
-        logits = logits.float()
-    if traced(logits, target):
-        return cross_entropy_triton(logits, target, **named)
-    wanted = torch.is_grad_enabled() and logits.requires_grad
-    plan = FORWARD.of((logits, *tensors[1:]), *options, wanted, inplace_backward)
-    return differentiable(CrossEntropy, logits, target, weight, plan, BACKWARD, inplace_backward)
+    chosen = choose(logits, target, **flags, **named).implementation
+    rows, target = in_rows(logits, target, copied=chosen == "torch")
+    if chosen == "torch":
+        loss = reference(rows, target, **named)
+    elif traced(rows, target):
+        loss = cross_entropy_triton(rows, target, **named)
+    else:
+        wanted = torch.is_grad_enabled() and logits.requires_grad
+        tensors = (rows, target) if weight is None else (rows, target, weight)
+        plan = FORWARD.of(tensors, *options, wanted, inplace_backward)
+        loss = differentiable(CrossEntropy, rows, target, weight, plan, BACKWARD, inplace_backward)
+    return loss.view(losses_shape(logits)) if reduction == "none" and logits.ndim != 2 else loss

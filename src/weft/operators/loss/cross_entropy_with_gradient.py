@@ -13,10 +13,10 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Operator, Tolerance, Workload
 from weft.operators import mutants
-from weft.operators.call import Choice, guarded, widened
+from weft.operators.call import Choice, guarded
 from weft.operators.launch import Plans
 from weft.operators.loss import cross_entropy as loss
-from weft.operators.loss.dispatch import WITH_GRADIENT, check_range
+from weft.operators.loss.dispatch import WITH_GRADIENT, check_range, classes_of, in_fp32, in_rows, losses_shape
 from weft.operators.loss.reference import (
     OPTIONS,
     WRONG,
@@ -95,11 +95,12 @@ cross_entropy_with_gradient.implementation("quack", requires="quack-kernels", de
 def choose(
     logits: Tensor, target: Tensor, *, weight: Tensor | None = None, check_labels: bool = False, **options: Any
 ) -> Choice:
-    tensors = (logits, target) if weight is None else (logits, target, weight)
     asked = Options(**options)
-    chosen = WITH_GRADIENT.choose(*tensors, *asked, True, False)
-    check_range("cross_entropy_with_gradient", target, logits.shape[1], asked.ignore_index, check_labels)
-    return chosen
+    arguments = (*(() if weight is None else (weight,)), *asked, True, False)
+    chosen = WITH_GRADIENT.choose(logits, target, *arguments)
+    check_range("cross_entropy_with_gradient", target, classes_of(logits), asked.ignore_index, check_labels)
+    rows, labels = in_rows(logits, target)
+    return chosen if rows is logits else WITH_GRADIENT.choose(rows, labels, *arguments)
 
 
 @cross_entropy_with_gradient.function
@@ -115,16 +116,22 @@ def cross_entropy_with_gradient_function(
             ``cross_entropy``.
 
     Returns:
-        The loss as ``cross_entropy`` gives it, and its gradient by the logits ([M, V], in their dtype; with the reduction
+        The loss as ``cross_entropy`` gives it, and its gradient by the logits (of their shape and dtype; with the reduction
         "none" that of the losses' sum). Neither is tracked by autograd.
 
     Raises:
         TypeError: tensors of other dtypes.
         ValueError: shapes, devices or options that do not fit; with ``check_labels``, a label out of range.
     """
+    wide, weight = in_fp32(logits, weight)
     named = {"weight": weight, **Options(ignore_index, label_smoothing, z_loss, soft_cap, reduction)._asdict()}
-    chosen = choose(logits, target, check_labels=check_labels, **named).implementation
-    (wide,) = widened(logits.detach())
+    chosen = choose(wide, target, check_labels=check_labels, **named).implementation
+    rows, target = in_rows(wide.detach(), target, copied=chosen == "torch")
     function = reference_pair if chosen == "torch" else functools.partial(launched, WITH_GRADIENT)
-    loss, gradient = function(logits=wide, target=target, **named)
-    return loss, gradient.to(logits.dtype)
+    loss, gradient = function(logits=rows, target=target, **named)
+    gradient = gradient.to(logits.dtype)
+    if logits.ndim != 2:
+        shape = losses_shape(logits)
+        loss = loss.view(shape) if reduction == "none" else loss
+        gradient = gradient.view(*shape, rows.shape[1]).movedim(-1, min(1, logits.ndim - 1))
+    return loss, gradient

@@ -3,6 +3,7 @@ Thresholds were measured on an H200 (docs/notes/loss.md)."""
 
 import ctypes
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from torch import Tensor
 
 from weft.operators import row_cluster
 from weft.operators.call import (
+    FLOATS,
+    FLOATS_AND_64,
+    cast_for_products,
     check_device,
     check_flag,
     check_places,
@@ -98,7 +102,43 @@ class LossCall(RowsCall):
         return torch.empty_like(self.x, device="meta") if self.at_once and not self.inplace else self.x
 
 
-def loss_call(name: str, always: bool, logits: Tensor, target: Tensor, *rest: Any) -> LossCall:
+@dataclass
+class OtherForm(Call):
+    """Logits [N, C, d1, …] that are not made rows (``in_rows``), or class probabilities."""
+
+    x: Tensor
+
+
+def in_rows(logits: Tensor, target: Tensor, copied: bool = False) -> tuple[Tensor, Tensor]:
+    """Logits [N, C, d1, …] (or [C]) as rows [M, C], and their targets in the same order. Unless it may be ``copied``, as they
+    are where a view cannot do it, and where there is no kernel (for probabilities)."""
+    soft = target.is_floating_point()
+    if logits.ndim == 2 or not logits.ndim or (soft and not copied):
+        return logits, target
+    rows, targets = (t[None] if logits.ndim == 1 else t.movedim(1, -1) for t in (logits, target if soft else logits))
+    if not (copied or (rows_of(rows) and rows_of(target[..., None]))):
+        return logits, target
+    shape = math.prod(rows.shape[:-1]), rows.shape[-1]
+    return rows.reshape(shape), targets.reshape(shape) if soft else target.reshape(-1)
+
+
+def losses_shape(logits: Tensor) -> torch.Size:
+    """The shape of the losses of logits [N, C, d1, …], one for each label: [N, d1, …]."""
+    return logits.shape[: logits.ndim > 1] + logits.shape[2:]
+
+
+def in_fp32(*tensors: Any) -> tuple[Any, ...]:
+    """The arguments, with 16-bit floats cast to float32 under autocast, as it does for cross entropy on GPUs and CPUs."""
+
+    def narrowed(t: Any) -> bool:
+        if not isinstance(t, Tensor) or t.dtype not in FLOATS[1:] or t.device.type not in ("cpu", "cuda"):
+            return False
+        return torch.is_autocast_enabled(t.device.type)
+
+    return tuple(t.float() if narrowed(t) else t for t in tensors)
+
+
+def loss_call(name: str, always: bool, logits: Tensor, target: Tensor, *rest: Any) -> LossCall | OtherForm:
     """A call of an operator: ``(logits, target, weight if there is one, *Options, wanted, inplace)``. Unless it is ``always``
     made with the loss, the gradient is not where it needs what is known only in backward: each row's factor (reduction
     "none"), or the loss scale, without which fp16 gradients would underflow."""
@@ -108,6 +148,8 @@ def loss_call(name: str, always: bool, logits: Tensor, target: Tensor, *rest: An
     check_flag(name, "inplace_backward", inplace)
     if inplace and wanted:
         check_places(name, "logits", logits, "inplace_backward=True")
+    if logits.ndim != 2 or target.is_floating_point():
+        return OtherForm(logits)
     at_once = always or (wanted and options.reduction != "none" and logits.dtype != torch.float16)
     return LossCall(logits, target, weight[0] if weight else None, options, at_once, wanted, inplace)
 
@@ -141,20 +183,25 @@ class GradientCall(RowsCall):
 def check(name: str, logits: Tensor, target: Tensor, weight: Tensor | None, asked: Options) -> None:
     """Raises TypeError or ValueError unless the arguments fit."""
     check_tensor(name, "logits", logits)
-    check_tensor(name, "target", target, (torch.int64, torch.int32))
+    check_tensor(name, "target", target, (torch.int64, torch.int32, *FLOATS_AND_64))
     check_device(name, "target", target, "logits", logits)
-    if logits.ndim != 2 or target.ndim != 1 or target.shape[0] != logits.shape[0]:
+    soft = target.is_floating_point()
+    if not logits.ndim or target.shape != (logits.shape if soft else losses_shape(logits)):
         raise ValueError(
             f"{name}: arguments 'logits' and 'target' have shapes {tuple(logits.shape)} and {tuple(target.shape)}; "
-            "expected [M, V] and [M] (flatten leading dimensions)"
+            "expected [M, V] and [M], or [N, C, d1, …] and [N, d1, …], or probabilities of the shape of 'logits'"
         )
     if weight is not None:
         what = f"one for each class of 'logits' {tuple(logits.shape)}"
-        check_class_weight(name, "weight", weight, logits.shape[1], what, "logits", logits)
+        check_class_weight(name, "weight", weight, classes_of(logits), what, "logits", logits)
     if not isinstance(asked.ignore_index, int) or isinstance(asked.ignore_index, bool):
         raise TypeError(f"{name}: argument 'ignore_index' is {asked.ignore_index!r:.40}; expected an int")
     if not -(2**63) <= asked.ignore_index < 2**63:
         raise ValueError(f"{name}: argument 'ignore_index' is {asked.ignore_index!r:.40}; expected an int of 64 bits")
+    if soft and asked.ignore_index >= 0:
+        raise ValueError(
+            f"{name}: argument 'ignore_index' is {asked.ignore_index} and 'target' holds probabilities; expected labels"
+        )
     if not _number(asked.label_smoothing) or not 0 <= asked.label_smoothing <= 1:
         raise ValueError(f"{name}: argument 'label_smoothing' is {asked.label_smoothing!r}; expected 0 … 1")
     if not _number(asked.z_loss) or not 0 <= asked.z_loss <= FP32.max:
@@ -182,10 +229,14 @@ def _number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def classes_of(logits: Tensor) -> int:
+    return logits.shape[min(1, logits.ndim - 1)]
+
+
 def check_range(name: str, target: Tensor, classes: int, ignore_index: int, wanted: Any) -> None:
     """With ``wanted`` (the argument ``check_labels``) raises ValueError where a label is out of range."""
     check_flag(name, "check_labels", wanted)
-    if wanted:
+    if wanted and not target.is_floating_point():
         words = {"flag": "check_labels", "expected": f"0 … {classes - 1}, or ignore_index {ignore_index}"}
         check_values(name, "target", target, lambda t: in_range(t, classes, ignore_index)[1], **words)
 
@@ -346,6 +397,9 @@ def single_program_unsupported(c: LossCall) -> str:
     return ""
 
 
+OTHER_FORM = Route(
+    "torch", lambda c: isinstance(c, OtherForm), "class probabilities, or [N, C, d1, …] that no view makes rows"
+)
 FEW = "few logits: the labels' sums, the loss and the gradient in one launch"
 
 
@@ -364,12 +418,18 @@ FORWARD = Dispatch(
     functools.partial(loss_call, "cross_entropy", False),
     ON_CPU,
     EMPTY,
+    OTHER_FORM,
     Route("single-program", lambda c: not c.traced, FEW, single_program, single_program_unsupported),
     *by_rows(with_sums),
 )
 
 WITH_GRADIENT = Dispatch(
-    functools.partial(loss_call, "cross_entropy_with_gradient", True), ON_CPU, EMPTY, TRACED, *by_rows(with_sums)
+    functools.partial(loss_call, "cross_entropy_with_gradient", True),
+    ON_CPU,
+    EMPTY,
+    OTHER_FORM,
+    TRACED,
+    *by_rows(with_sums),
 )
 
 CHUNK = Dispatch(chunk_call, *by_rows(lambda launch: launch))  # of logits of linear_cross_entropy
@@ -396,16 +456,11 @@ class LinearCall(Call):
     options: Options
     chunk_rows: int | None = None  # tokens of a chunk, as the user passed them
     accumulate: torch.dtype | None = None  # that dweight is summed in; None for its own of few chunks, else fp32
-    loss_dtype: torch.dtype | None = None  # None for x's
     wanted: bool = True  # a gradient of x, weight or bias is needed
 
     @property
     def empty(self) -> bool:
         return not self.x.numel() or not self.weight.numel()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return torch.get_autocast_dtype("cuda") if under_autocast(self.x) else self.x.dtype
 
     @property
     def w(self) -> Tensor:
@@ -417,6 +472,9 @@ def linear_call(
     x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, class_weight: Tensor | None = None,
     chunk_rows: int | None = None, accumulate: torch.dtype | None = None, wanted: bool = True, **options: Any,
 ) -> LinearCall:  # fmt: skip
+    """Under autocast its tensors are cast as ``F.linear`` and ``F.cross_entropy`` cast them."""
+    x, weight, bias = cast_for_products(x, weight, bias)
+    (class_weight,) = in_fp32(class_weight)
     asked = Options(**options)
     return LinearCall(x, weight, target, bias, class_weight, asked, chunk_rows, accumulate, wanted=wanted)
 
@@ -456,10 +514,6 @@ def checked(name: str, c: LinearCall, check_labels: bool) -> LinearCall:
     return c
 
 
-def under_autocast(x: Tensor) -> bool:
-    return x.is_cuda and torch.is_autocast_enabled("cuda")
-
-
 HELD = "traced: PyTorch's formulas, which a compiler sees (all logits are held)"
 FACTORS = "the gradients need each row's factor: made in backward, a chunk of tokens at a time"
 SCALED = "the gradients need the loss scale, without which float16 would underflow: made in backward, by chunks"
@@ -471,7 +525,7 @@ LINEAR_FORWARD = Dispatch(  # the plan says whether the gradients are made with 
     Route("torch", lambda c: c.traced, HELD),
     Route("triton", lambda c: not c.wanted, "no gradient is needed: no logit is written", lambda c: False),
     Route("triton", lambda c: c.options.reduction == "none", FACTORS, lambda c: False),
-    Route("triton", lambda c: c.dtype == torch.float16, SCALED, lambda c: False),
+    Route("triton", lambda c: c.x.dtype == torch.float16, SCALED, lambda c: False),
     Route("chunked", lambda c: True, "the gradients come with the loss, a chunk of tokens at a time", lambda c: True),
 )
 

@@ -497,8 +497,8 @@ def launch_single_program(c: Any) -> Plan:
 SCALE_PROGRAMS = 4  # for each multiprocessor: few, since they mostly find that there is nothing to do
 
 
-def launch_scale(x: Tensor) -> Plan:
-    """Of ``(factor, x)``, x [M, N]."""
+def launch_scale(x: Tensor, of: torch.dtype | None = None) -> Plan:
+    """Of ``(factor, x)``, x [M, N]; a factor of another dtype than x's is ``of`` it, and has plans of its own."""
     (m, n), strides = (x.shape, x.stride()) if not x.is_contiguous() else ((1, x.numel()), (0, 1))
     block = min(bucket(n), 4096)
     grid = (min(m * triton.cdiv(n, block), SCALE_PROGRAMS * multiprocessors(x.device)),)

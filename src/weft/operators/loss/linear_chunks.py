@@ -134,11 +134,11 @@ def loss_and_gradients(call: LinearCall, wanted: tuple[bool, ...]) -> tuple[Tens
         of_rows.forward(rows, logits, gradients is not None)
         if gradients is not None:
             gradients.add(rows, logits)
-    loss, dtype = of_rows.losses, call.loss_dtype or call.x.dtype
+    loss = of_rows.losses
     if call.options.reduction != "none":
-        loss = torch.empty((), device=call.x.device, dtype=dtype)
+        loss = torch.empty((), device=call.x.device, dtype=torch.float32)
         total_plans.of((of_rows.losses, loss))(of_rows.losses, loss)
-    return loss.to(dtype), (None, None, None) if gradients is None else gradients.done()
+    return loss, (None, None, None) if gradients is None else gradients.done()
 
 
 def gradients_of_losses(call: LinearCall, dloss: Tensor, wanted: tuple[bool, ...]) -> Three:

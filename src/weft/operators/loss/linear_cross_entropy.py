@@ -5,7 +5,6 @@ operations a byte, so the rate of the matrix units is the limit. What it saves i
 (methods, counts and measurements: docs/notes/loss.md).
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,13 +16,13 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, differentiable, guarded, reference_gradients
+from weft.operators.call import Choice, KernelFunction, cast_for_products, differentiable, guarded, reference_gradients
 from weft.operators.loss import reference as loss
-from weft.operators.loss.dispatch import LINEAR_FORWARD, LinearCall, linear_call, under_autocast
+from weft.operators.loss.dispatch import LINEAR_FORWARD, LinearCall, linear_call
 from weft.operators.loss.kernels import scale_plans
 from weft.operators.loss.linear_chunks import gradients_of_losses, loss_and_gradients
 from weft.operators.loss.linear_statistics import loss_plans
-from weft.operators.loss.reference import Options
+from weft.operators.loss.reference import Options, wide
 from weft.operators.matmul.dispatch import default_precision
 from weft.operators.random_inputs import LAYOUTS, random_tensor
 
@@ -36,21 +35,19 @@ def composed(
     chunk_rows: int | None = None, accumulate: dtype | None = None, **o: Any,
 ) -> Tensor:  # fmt: skip
     """What a user of PyTorch writes; all logits [T, V] lie in memory, whatever ``chunk_rows``."""
-    return loss.composed(F.linear(x, weight, bias), target, weight=class_weight, **o)
+    return wide(loss.composed(F.linear(x, weight, bias), target, weight=class_weight, **o))
 
 
 def reference(
     x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, class_weight: Tensor | None = None,
     chunk_rows: int | None = None, accumulate: dtype | None = None, **o: Any,
 ) -> Tensor:  # fmt: skip
-    """In fp32 or wider, rounded once."""
-    given = x.dtype
-    if given != torch.float64:
-        x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
+    """In fp32 or wider."""
+    x, weight, bias = wide(x), wide(weight), None if bias is None else wide(bias)
     rows = max(AT_ONCE // max(weight.shape[0], 1), 1)
     if x.shape[0] <= rows:
-        return loss.reference(F.linear(x, weight, bias), target, weight=class_weight, **o).to(given)
-    return _by_parts(x, weight, target, bias, class_weight, rows, **o).to(given)
+        return loss.reference(wide(F.linear(x, weight, bias)), target, weight=class_weight, **o)
+    return _by_parts(x, weight, target, bias, class_weight, rows, **o)
 
 
 def _by_parts(
@@ -60,7 +57,7 @@ def _by_parts(
     """The mean divides the parts' sums: of the losses by the labels' weights, of the z-losses by the labels' number."""
 
     def part(x: Tensor, target: Tensor, z: float) -> Tensor:
-        logits = F.linear(x, weight, bias)
+        logits = wide(F.linear(x, weight, bias))
         return loss.reference(
             logits, target, weight=of_class, reduction="none", z_loss=z, ignore_index=ignore_index, **o
         )
@@ -154,7 +151,7 @@ def _of_logits(wrong: Callable[..., Tensor]) -> Callable[..., Tensor]:
     ) -> Tensor:
         logits = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
         asked = {name: options[name] for name in Options._fields}
-        return wrong(logits, target, weight=class_weight, **asked).to(x.dtype)
+        return wrong(logits, target, weight=class_weight, **asked)
 
     return mutant
 
@@ -170,7 +167,7 @@ def _each_chunk_divides(x: Tensor, weight: Tensor, target: Tensor, **options: An
     if options.get("reduction") != "mean" or x.shape[0] == half:
         return reference(x, weight, target, **options)
     first = reference(x[:half], weight, target[:half], **options)
-    return ((first + reference(x[half:], weight, target[half:], **options)) / 2).to(x.dtype)
+    return (first + reference(x[half:], weight, target[half:], **options)) / 2
 
 
 def _bias_left_out(x: Tensor, weight: Tensor, target: Tensor, **options: Any) -> Tensor:
@@ -248,8 +245,7 @@ def loss_alone(call: LinearCall) -> Tensor:
     """Without a logit in memory."""
     tensors = call.x, call.weight, call.x if call.bias is None else call.bias, call.target, call.w
     has = (call.bias is not None, call.class_weight is not None)
-    dtype = call.loss_dtype or call.x.dtype
-    return loss_plans.of(tensors, call.options, *has, default_precision(), dtype)(*tensors)
+    return loss_plans.of(tensors, call.options, *has, default_precision())(*tensors)
 
 
 class LinearCrossEntropy(KernelFunction):
@@ -264,7 +260,7 @@ class LinearCrossEntropy(KernelFunction):
         ctx.at_once = at_once
         if at_once and any(wanted) and call.options.reduction == "none":
             raise Declined("each row's factor comes only in backward: gradients cannot be made with the losses")
-        ctx.asked = (call.options, call.chunk_rows, call.accumulate, call.loss_dtype)
+        ctx.asked = (call.options, call.chunk_rows, call.accumulate)
         if at_once:
             loss, ctx.made = loss_and_gradients(call, wanted)
         else:
@@ -283,7 +279,7 @@ class LinearCrossEntropy(KernelFunction):
             def loss_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
                 return reference(x, weight, target, bias=bias, **named)
 
-            return (*reference_gradients(loss_of, (x, weight, bias), wanted, (dloss.to(x.dtype),)), None, None)
+            return (*reference_gradients(loss_of, (x, weight, bias), wanted, (dloss,)), None, None)
         if not ctx.at_once:
             return (*gradients_of_losses(call, dloss, wanted), None, None)
         made, ctx.made = ctx.made, None
@@ -291,7 +287,7 @@ class LinearCrossEntropy(KernelFunction):
             made = loss_and_gradients(call, wanted)[1]
         for gradient in made:
             if gradient is not None:
-                scale_plans.of((gradient,))(dloss, gradient)
+                scale_plans.of((gradient,), dloss.dtype)(dloss, gradient)
         return (*made, None, None)
 
 
@@ -304,7 +300,7 @@ def launchable(c: LinearCall) -> LinearCall:
 
 def ours(at_once: bool, x: Tensor, weight: Tensor, target: Tensor, **named: Any) -> Tensor:
     call = launchable(linear_call(x, weight, target, **named))
-    return differentiable(LinearCrossEntropy, x, weight, call.bias, call, at_once)
+    return differentiable(LinearCrossEntropy, call.x, call.weight, call.bias, call, at_once)
 
 
 def liger(
@@ -316,7 +312,7 @@ def liger(
 
     o = Options(**options)
     call = (bias, class_weight, o.ignore_index, o.z_loss, o.label_smoothing, o.reduction, o.soft_cap)
-    return LigerFusedLinearCrossEntropyFunction.apply(x, weight, target, *call)[0].to(x.dtype)
+    return LigerFusedLinearCrossEntropyFunction.apply(x, weight, target, *call)[0].float()
 
 
 def quack(
@@ -333,7 +329,7 @@ def quack(
     if x.dtype == torch.float32 or any(n % 8 for n in (*x.shape, weight.shape[0])):
         raise Declined("QuACK's takes 16-bit inputs whose sizes are multiples of 8")
     how = {"ignore_index": o.ignore_index, "reduction": o.reduction, "tuned": False}
-    return chunked_linear_cross_entropy(x, weight, target, **how).to(x.dtype)
+    return chunked_linear_cross_entropy(x, weight, target, **how).float()
 
 
 def cost(w: Workload, direction: str) -> Cost:
@@ -350,7 +346,7 @@ linear_cross_entropy = Operator(
     options=OPTIONS,
     differentiable=("x", "weight", "bias"),
     tolerance={
-        "forward": Tolerance(scale="row", ulps=2.0, terms=lambda w: max(w.axes.values())),
+        "forward": Tolerance(scale="row", ulps=2.0, of_operands=True, terms=lambda w: max(w.axes.values())),
         "backward": Tolerance(scale=gradient_terms, ulps=2.0, terms=lambda w: max(w.axes.values())),
     },
     workloads=workloads(),
@@ -381,16 +377,6 @@ def choose(
     return LINEAR_FORWARD.choose("linear_cross_entropy", call, check_labels)
 
 
-def as_autocast(c: LinearCall) -> LinearCall:
-    """What a call becomes under autocast: operands as it casts those of a linear layer, a loss in fp32."""
-    if not under_autocast(c.x):
-        return c
-    half = torch.get_autocast_dtype("cuda")
-    accumulate = c.accumulate if c.accumulate in (None, torch.float32) else half
-    x, weight, bias = c.x.to(half), c.weight.to(half), None if c.bias is None else c.bias.to(half)
-    return dataclasses.replace(c, x=x, weight=weight, bias=bias, accumulate=accumulate, loss_dtype=torch.float32)
-
-
 @linear_cross_entropy.function
 def linear_cross_entropy_function(
     x: Tensor, weight: Tensor, target: Tensor, *, bias: Tensor | None = None, class_weight: Tensor | None = None,
@@ -401,8 +387,8 @@ def linear_cross_entropy_function(
     """Cross entropy of a linear layer's logits, x · weightᵀ + bias, which are never all in memory.
 
     Args:
-        x: [T, D], the last hidden states; float32, float16 or bfloat16. Rows that are ignored must be finite: zero times
-            NaN is NaN in the weight's gradient.
+        x: [T, D], the last hidden states; float32, float16, bfloat16 or float64. Rows that are ignored must be finite: zero
+            times NaN is NaN in the weight's gradient.
         weight: [V, D], as ``torch.nn.Linear`` keeps it, of x's dtype and device.
         target: [T], labels 0 … V - 1; int64 or int32.
         bias: [V], of x's dtype, or None.
@@ -413,8 +399,8 @@ def linear_cross_entropy_function(
             chunk) or float32 (4·V·D bytes more); None for x's up to 4 chunks, else float32.
 
     Returns:
-        The loss, [] or with "none" [T], in x's dtype; under autocast, where the tensors are cast as
-        ``torch.nn.functional.linear`` does, in float32. As in PyTorch, a mean over no label is NaN.
+        The loss, [] or with "none" [T], in float32 (float64 of float64). As in PyTorch, a mean over no label is NaN. Under
+        autocast, where their dtypes may differ, x, weight and bias are cast as ``torch.nn.functional.linear`` casts them.
 
     Raises:
         TypeError: tensors of other dtypes, or dtypes that differ.
@@ -423,10 +409,11 @@ def linear_cross_entropy_function(
     In eager mode the gradients of a mean or sum are made with the loss (three products in all), except for float16; else in
     backward, from logits that are made again (four). Without a gradient wanted no logit is written.
     """
+    x, weight, bias = cast_for_products(x, weight, bias)
     options = Options(ignore_index, label_smoothing, z_loss, soft_cap, reduction)._asdict()
     named = {"bias": bias, "class_weight": class_weight, "chunk_rows": chunk_rows, "accumulate": accumulate, **options}
     chosen = choose(x, weight, target, check_labels=check_labels, **named).implementation
     if chosen == "torch":
-        return reference(x.float() if under_autocast(x) else x, weight, target, **named)
-    call = as_autocast(linear_call(x, weight, target, **named))
+        return reference(x, weight, target, **named)
+    call = linear_call(x, weight, target, **named)
     return differentiable(LinearCrossEntropy, call.x, call.weight, call.bias, call, chosen == "chunked")

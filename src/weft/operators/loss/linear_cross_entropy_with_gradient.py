@@ -13,9 +13,9 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Cost, Operator, Tolerance, Workload
 from weft.operators import mutants
-from weft.operators.call import Choice, guarded, traced
+from weft.operators.call import Choice, cast_for_products, guarded, traced
 from weft.operators.loss import linear_cross_entropy as linear
-from weft.operators.loss.dispatch import LINEAR_WITH_GRADIENT, LinearCall, linear_call, under_autocast
+from weft.operators.loss.dispatch import LINEAR_WITH_GRADIENT, LinearCall, linear_call
 from weft.operators.loss.linear_chunks import loss_and_gradients
 from weft.operators.loss.linear_cross_entropy import (
     LEAVES,
@@ -65,7 +65,7 @@ linear_cross_entropy_with_gradient = Operator(
     reference=both(reference),
     cost=cost,
     options=OPTIONS,
-    tolerance=Tolerance(scale="row", ulps=2.0, terms=lambda w: max(w.axes.values())),
+    tolerance=Tolerance(scale="row", ulps=2.0, of_operands=True, terms=lambda w: max(w.axes.values())),
     workloads=few_workloads(),
     mutants=[
         *mutants.usual(_present),
@@ -118,16 +118,17 @@ def linear_cross_entropy_with_gradient_function(
         TypeError: tensors of other dtypes, or dtypes that differ.
         ValueError: shapes, devices or options that do not fit; with ``check_labels``, a label out of range.
     """
+    given = x, weight, bias
+    x, weight, bias = cast_for_products(x, weight, bias)
     options = Options(ignore_index, label_smoothing, z_loss, soft_cap, reduction)._asdict()
     named = {"bias": bias, "class_weight": class_weight, "chunk_rows": chunk_rows, "accumulate": accumulate, **options}
     chosen = choose(x, weight, target, check_labels=check_labels, **named).implementation
-    given = x.dtype
     x, weight = x.detach(), weight.detach()
     if chosen == "torch":
-        named |= {"x": x.float() if under_autocast(x) else x, "weight": weight, "target": target}
+        named |= {"x": x, "weight": weight, "target": target}
         by = traceable_with_gradients if traced(x, weight, target) else with_gradients
         loss, *found = by(LEAVES, reference, **named)
     else:
-        loss, *found = chunked(linear.as_autocast(linear_call(x, weight, target, **named)))
-    dx, dweight, dbias = (None if t is None else t.to(given) for t in found)
-    return loss, dx, dweight, dbias  # type: ignore[return-value]
+        loss, *found = chunked(linear_call(x, weight, target, **named))
+    dx, dweight, dbias = (t if t is None or of is None else t.to(of.dtype) for t, of in zip(found, given, strict=True))
+    return loss, dx, dweight, dbias

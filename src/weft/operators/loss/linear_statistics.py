@@ -163,10 +163,10 @@ class Loss:
 
     def __init__(
         self, x: Tensor, weight: Tensor, bias: Tensor, target: Tensor, of_class: Tensor, options: Options, has_bias: bool,
-        has_weight: bool, precision: str, loss_dtype: torch.dtype,
+        has_weight: bool, precision: str,
     ):  # fmt: skip
         (t, d), v = x.shape, weight.shape[0]
-        self.dtype, self.sums = loss_dtype, label_sums(target, of_class, v, options, has_weight)
+        self.sums = label_sums(target, of_class, v, options, has_weight)
         self.total = None if options.reduction == "none" else Sum(t)
         config = configuration(x.device, x.dtype, precision, bucket(t), bucket(d), bucket(v))
         tile = {name: config[name] for name in ("BLOCK_T", "BLOCK_V", "BLOCK_D", "GROUP")}
@@ -193,10 +193,10 @@ class Loss:
         self.tiles(x, weight, bias, of_class, target, parts)
         self.combine(parts, target, of_class, sums, loss)
         if self.total is not None:
-            total = torch.empty((), device=x.device, dtype=self.dtype)
+            total = torch.empty((), device=x.device, dtype=torch.float32)
             self.total(loss, total)
             loss = total
-        return loss.to(self.dtype)
+        return loss
 
 
 loss_plans = Plans(Loss)

@@ -27,23 +27,31 @@ class Options(NamedTuple):
 
 def composed(logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **options: Any) -> Tensor:
     """What a user of PyTorch writes: ``F.cross_entropy``, with the z-loss and the cap composed around it."""
-    o, target = Options(**options), target.long()
+    o, soft = Options(**options), target.is_floating_point()  # class probabilities
+    target = target if soft else target.long()
     x = o.soft_cap * torch.tanh(logits / o.soft_cap) if o.soft_cap else logits
     named: dict[str, Any] = {"ignore_index": o.ignore_index, "label_smoothing": o.label_smoothing}
     weight = None if weight is None else weight.to(x.dtype)
     loss = F.cross_entropy(x, target, weight, reduction=o.reduction, **named)
     if not o.z_loss:
         return loss
-    counts = target != o.ignore_index
+    counts = torch.ones_like(x[:, :1], dtype=torch.bool)[:, 0] if soft else target != o.ignore_index
     z = o.z_loss * torch.logsumexp(x, -1).square().masked_fill(~counts, 0)
     if o.reduction == "none":
         return loss + z
     return loss + (z.sum() if o.reduction == "sum" else z.sum() / counts.sum())
 
 
+def wide(t: Tensor) -> Tensor:
+    """In what formulas compute: fp32, or float64."""
+    return t if t.dtype == torch.float64 else t.float()
+
+
 def reference(logits: Tensor, target: Tensor, *, ignore_index: int = -100, **options: Any) -> Tensor:
     """In fp32 or wider, rounded once; the logits of ignored rows count for nothing, whatever they are."""
-    x = logits if logits.dtype == torch.float64 else logits.float()
+    x = wide(logits)
+    if target.is_floating_point():
+        return composed(x, target.to(x.dtype), **options).to(logits.dtype)
     target = target.long()  # an ignore_index need not fit int32
     x = x.masked_fill((target == ignore_index)[:, None], 0)
     label, outside = in_range(target, x.shape[1], ignore_index)
@@ -123,8 +131,7 @@ def gradient(
     dloss: Tensor, logits: Tensor, target: Tensor, *, weight: Tensor | None = None, **options: Any
 ) -> tuple[Tensor]:
     """The gradient by its formula, where autograd cannot be used (inside a PyTorch operator)."""
-    o = Options(**options)
-    x = logits if logits.dtype == torch.float64 else logits.float()
+    o, x = Options(**options), wide(logits)
     target = target.long()
     counts = target != o.ignore_index
     label, outside = in_range(target, x.shape[1], o.ignore_index)
