@@ -162,7 +162,7 @@ def test_pollux_multiplies_iterations_by_their_seconds(write):
 def test_sacct(write):
     jobs = trace.load(write("sacct.txt", samples.SACCT), "sacct")
     assert rows(jobs, "estimate", "pods", "cpu", "memory", "priority") == [
-        ("13_4", 0.0, 300.0, 3, 300.0, 0, 3000, 256_000, 0.0),
+        ("13_4", 0.0, 300.0, 3, 1e11, 0, 3000, 256_000, 0.0),
         ("12", 30.0, 93_601.0, 8, 172_800.0, 2, 64_000, 512_000, 4000.0),
     ]
     assert [jobs.type_sets[k] for k in jobs.types] == [(), ("h100",)]
@@ -186,15 +186,19 @@ def test_kubectl(write):
         pod("runs", {"nvidia.com/gpu": "8"}, phase="Running"),
         pod("evicted", {"nvidia.com/gpu": "8"}, phase="Failed"),
         pod("web", {"cpu": "1"}, ran),
-        pod("slice", {"nvidia.com/mig-1g.10gb": "1"}, ran),
+        pod("slice", {"nvidia.com/mig-3g.20gb": "1"}, ran),
+        pod("share", {"nvidia.com/gpu.shared": "1"}, ran),
     ]  # fmt: skip
     jobs = trace.load(write("pods.json", {"kind": "List", "items": items}), "kubectl", {"tenant": "lab"})
     train, again = ("lab/train", 0.0, 60.0, 8, 4000, 2048, 1000.0, 1), ("lab/again", 5.0, 110.0, 1, 0, 0, 0.0, 1)
-    assert rows(jobs, "cpu", "memory", "priority", "pods") == [train, again]
-    assert [jobs.type_sets[k] for k in jobs.types] == [("NVIDIA-H100-80GB-HBM3",), ()]
-    assert jobs.dropped == {"not finished": 1, "finished without having run": 1, "no GPU": 1, "slices of a GPU": 1}
+    assert rows(jobs, "cpu", "memory", "priority", "pods") == [train, ("lab/slice", 0.0, 60.0, 1, 0, 0, 0.0, 1), again]
+    assert jobs.milli.tolist() == [1000, 429, 1000]
+    assert [jobs.type_sets[k] for k in jobs.types] == [("NVIDIA-H100-80GB-HBM3",), (), ()]
+    assert {why.split(",")[0]: n for why, n in jobs.dropped.items()} == {
+        "not finished": 1, "finished without having run": 1, "no GPU": 1, "time slices of a GPU": 1,
+    }  # fmt: skip
     bare = [{key: value for key, value in item.items() if key != "kind"} for item in items if item["kind"] == "Pod"]
-    assert len(trace.load(write("api.json", {"kind": "PodList", "items": bare}), "kubectl")) == 2
+    assert len(trace.load(write("api.json", {"kind": "PodList", "items": bare}), "kubectl")) == 3
 
 
 @with_traces

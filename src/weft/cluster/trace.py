@@ -179,6 +179,11 @@ def jobs_of(
         jobs = Jobs(submit[keep], duration[keep], gpus[keep].astype(np.int64), **picked)
     except ValueError as error:  # it names the job
         raise TraceError(f"{table.path}: {error}") from None
+    if table.broken:
+        where = f"line {table.broken[0]:,}" + (f" and {len(table.broken) - 1:,} more" if len(table.broken) > 1 else "")
+        dropped[f"not as many cells as the header ({where}); leave out columns of free text"] = len(table.broken)
     jobs.dropped = {why: count for why, count in dropped.items() if count}
     jobs.generated = table.generated
+    if table.guessed:
+        jobs.warnings = (f"the file is not in UTF-8; it was read as {table.guessed}",)
     return jobs

@@ -1,5 +1,6 @@
 """Kubernetes: ``kubectl get nodes -o json``."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ MEMORY = "nvidia.com/gpu.memory"  # a label, MiB
 
 
 def load(path: Path) -> Cluster:
-    """What is allocatable, else the capacity; cordoned nodes count as any other.
+    """What is allocatable, else the capacity; cordoned nodes count as any other. Time slices and slices of MIG are parts of
+    whole GPUs, of which as many count as hold them.
 
     The type is the label nvidia.com/gpu.product, else the resource's name, such as ``amd.com/gpu``; ``none`` without one. The
     memory of each GPU is the label nvidia.com/gpu.memory in whole GiB, the nearest. A rack is a label whose name ends in
@@ -36,10 +38,13 @@ def _node(node: dict[str, Any]) -> NodeGroup:
     labels, status = node["metadata"].get("labels", {}), node["status"]
     has = status.get("allocatable") or status["capacity"]
     kind = next((resource for resource in has if kubernetes.ACCELERATOR.fullmatch(resource)), "none")
+    parts = kubernetes.parts(has, labels)
+    if 0 in parts:
+        raise ValueError(f"time slices without the label {kubernetes.REPLICAS}; expected how many a GPU has")
     return NodeGroup(
         1,
-        kubernetes.accelerators(has),
-        labels.get(kubernetes.PRODUCT, kind),
+        math.ceil(sum(size * count for size, count in parts.items())),
+        labels.get(kubernetes.PRODUCT, kind).removesuffix("-SHARED"),
         gpu_memory_gb=round(float(labels.get(MEMORY, 0)) / 1024),
         cpu=kubernetes.quantity(has["cpu"]),
         memory_gb=kubernetes.quantity(has["memory"]) / 2**30,

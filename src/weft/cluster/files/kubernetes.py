@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,10 @@ from weft.cluster.files.text import TraceError, json_of
 
 PRODUCT = "nvidia.com/gpu.product"  # the label that NVIDIA's feature discovery gives a node, and a pod selects
 ACCELERATOR = re.compile(r"[^/]+/(gpu|npu|tpu|fpga|mlu|gcu|dcu|gaudi|neuron|ascend\w*)", re.IGNORECASE)
-SLICE = re.compile(r"nvidia\.com/(mig-.*|gpu\.shared)")
+SHARED = re.compile(r"nvidia\.com/gpu\.shared")  # a time slice, where the device plugin renames them
+MIG = re.compile(r"nvidia\.com/mig-(\d+)g\..*")  # a slice of so many sevenths of a GPU
+SINGLE = re.compile(r".*-MIG-(\d+)g\..*")  # the product of a node whose GPUs are all cut into such slices
+REPLICAS = "nvidia.com/gpu.replicas"  # a label: time slices or MPS clients of each GPU
 QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)(m|k|[KMGTPE]i?)?")
 UNITS = {"": 1.0, "m": 1e-3, "k": 1e3} | {
     prefix + suffix: base**power
@@ -44,11 +48,25 @@ def quantity(text: Any) -> float:
     return float(match[1]) * UNITS[match[2] or ""]
 
 
-def accelerators(resources: Mapping[str, Any]) -> int:
-    """Whole GPUs, NPUs and the like of a list of resources."""
-    return round(sum(quantity(n) for name, n in resources.items() if ACCELERATOR.fullmatch(name)))
+def parts(resources: Mapping[str, Any], labels: Mapping[str, Any]) -> dict[Fraction, int]:
+    """How many parts of GPUs the resources have, by their size: 1 for whole GPUs. 0 is a time slice of unknown size.
 
-
-def slices(resources: Mapping[str, Any]) -> bool:
-    """Whether parts of GPUs are among the resources (MIG, time slices)."""
-    return any(SLICE.fullmatch(name) and quantity(n) for name, n in resources.items())
+    Args:
+        labels: of the node, which say what ``nvidia.com/gpu`` counts there: GPUs, time slices of them, or slices of MIG.
+    """
+    of_node = Fraction(1, max(int(labels.get(REPLICAS) or 1), 1))
+    if match := SINGLE.fullmatch(str(labels.get(PRODUCT, ""))):
+        of_node *= Fraction(min(int(match[1]), 7), 7)
+    found: dict[Fraction, int] = {}
+    for name, n in resources.items():
+        if match := MIG.fullmatch(name):
+            size = Fraction(min(int(match[1]), 7), 7)
+        elif SHARED.fullmatch(name):
+            size = of_node if of_node < 1 else Fraction(0)
+        elif ACCELERATOR.fullmatch(name):
+            size = of_node
+        else:
+            continue
+        if count := round(quantity(n)):
+            found[size] = found.get(size, 0) + count
+    return found

@@ -53,7 +53,13 @@ def missing(path: Path) -> str:
     return f"there is no file {path}; {hint}"
 
 
-def text_of(path: Path) -> io.TextIOBase:
+class Text(io.StringIO):
+    """A file's text. ``guessed``: the code page that was taken for one that the bytes do not tell, or ""."""
+
+    guessed = ""
+
+
+def text_of(path: Path) -> Text:
     """The file as text: gzip understood, UTF-8 with or without a mark, UTF-16 with one, else what Windows writes (cp1252).
 
     Raises:
@@ -61,16 +67,20 @@ def text_of(path: Path) -> io.TextIOBase:
     """
     raw = bytes_of(path)
     marked = raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    guessed = ""
     try:
         text = raw.decode("utf-16" if marked else "utf-8-sig")
     except UnicodeDecodeError:
-        text = raw.decode("cp1252", errors="replace")
+        guessed = "cp1252"
+        text = raw.decode(guessed, errors="replace")
     if "\0" in text:
         line = text.count("\n", 0, text.index("\0")) + 1
         raise TraceError(
             f"{path}:{line}: a zero byte, as in a binary file or UTF-16 without a mark; expected text in UTF-8"
         )
-    return io.StringIO(text, newline="")
+    made = Text(text, newline="")
+    made.guessed = guessed
+    return made
 
 
 def json_of(path: Path) -> Any:

@@ -108,7 +108,7 @@ def jobs_from(table: Columns, warnings: Iterable[str] = ()) -> Jobs:
     if "cpu" in more:
         more["cpu_only"] = more["cpu"] > 0
     jobs = jobs_of(table, *(table.numbers[name] for name in NEEDED), **more)
-    jobs.warnings = (*warnings, *doubtful(jobs))
+    jobs.warnings = (*jobs.warnings, *warnings, *doubtful(jobs))
     return jobs
 
 

@@ -19,12 +19,16 @@ RUN = ("state", "lastState")
 def load(path: Path) -> Jobs:
     """A pod is a job of one pod; a namespace is a tenant. That pods belong together (a Job of several) is ignored.
 
-    Submitted at ``creationTimestamp``, counted from the first; it runs from the first start to the last end of its
-    containers, those that initialise included. Requests are those of its containers together, or of the largest that
-    initialises where that is more. The type it accepts is that of its ``nodeSelector`` (nvidia.com/gpu.product); affinities are
-    ignored. Left out and counted: pods without a whole accelerator, that request slices of one, that have not
-    finished, and that finished without having run.
+    Submitted at ``creationTimestamp``, counted from the first. It holds its GPUs from when it was scheduled, images are pulled
+    and restarts included, to the last end of its containers. Requests are those of its containers together, or of the largest
+    that initialises where that is more. Slices of MIG and time slices are shares of a GPU; how many a GPU has is said by the
+    labels of its node, where the file has nodes too. The type it accepts is that of its ``nodeSelector``
+    (nvidia.com/gpu.product); affinities are ignored. Left out and counted: pods without an accelerator, with time slices of
+    unknown size or parts of several sizes, that have not finished, and that finished without having run.
     """
+    nodes = {name: _sharing(labels) for name, labels in _labels(path)}
+    alike = list({str(labels): labels for labels in nodes.values()}.values())
+    common = alike[0] if len(alike) == 1 else {}
     rows: list[tuple[Any, ...]] = []
     dropped = Counter[str]()
     for pod in kubernetes.objects(path, "Pod"):
@@ -33,7 +37,7 @@ def load(path: Path) -> Jobs:
         space = str(about.get("namespace", "default"))
         name = f"{space}/{about.get('name', '')}"
         try:
-            row = _row(pod)
+            row = _row(pod, nodes.get(str(pod["spec"].get("nodeName", "")), common))
             if isinstance(row, str):
                 dropped[row] += 1
             else:
@@ -43,26 +47,48 @@ def load(path: Path) -> Jobs:
                 rows.append((name, space, created, *row))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise TraceError(f"{path}: pod {name}: {type(error).__name__}: {error}") from None
-    id, tenant, submit, duration, gpus, cpu, memory, types, priority = zip(*rows, strict=True) if rows else [()] * 9
+    id, tenant, submit, duration, gpus, milli, cpu, memory, types, priority = (
+        zip(*rows, strict=True) if rows else [()] * 10
+    )
     tenant_index, tenants = names(tenant)
     types_index, type_sets = accepted(types)
     return Jobs(
-        since_first(np.array(submit)), np.array(duration), np.array(gpus, np.int64), id=id, pods=np.ones(len(id), np.int64),
+        since_first(np.array(submit)), np.array(duration), np.array(gpus, np.int64), id=id, milli=np.array(milli),
+        pods=np.ones(len(id), np.int64),
         cpu=np.array(cpu), memory=np.array(memory), types=types_index, type_sets=type_sets, tenant=tenant_index,
         tenants=tenants, priority=np.array(priority), dropped=dict(dropped),
     )  # fmt: skip
 
 
-def _row(pod: dict[str, Any]) -> str | tuple[float, int, int, int, str, float]:
-    """Seconds that it ran, accelerators, thousandths of cores, MiB, accepted type, priority; or why it is left out."""
+def _labels(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Nodes' names and labels."""
+    abouts = [node.get("metadata") for node in kubernetes.objects(path, "Node")]
+    named = [(str(about.get("name", "")), about.get("labels")) for about in abouts if isinstance(about, dict)]
+    return [(name, labels) for name, labels in named if isinstance(labels, dict)]
+
+
+def _sharing(labels: dict[str, Any]) -> dict[str, Any]:
+    """The labels that say what ``nvidia.com/gpu`` counts."""
+    return {name: labels[name] for name in (kubernetes.REPLICAS, kubernetes.PRODUCT) if name in labels}
+
+
+def _row(pod: dict[str, Any], labels: dict[str, Any]) -> str | tuple[float, int, int, int, int, str, float]:
+    """Seconds that it held its accelerators, how many, thousandths of each, thousandths of cores, MiB, accepted type, priority;
+    or why it is left out. ``labels`` are its node's."""
     spec, status = pod["spec"], pod.get("status", {})
     containers = [_requests(c) for c in spec["containers"]]
     before = [_requests(c) for c in spec.get("initContainers", [])]
-    gpus = max([sum(map(kubernetes.accelerators, containers)), *map(kubernetes.accelerators, before)])
-    if any(map(kubernetes.slices, [*containers, *before])):
-        return "slices of a GPU"
-    if not gpus:
+    together = Counter[Any]()
+    for each in containers:
+        together.update(kubernetes.parts(each, labels))
+    parts = max([together, *(kubernetes.parts(each, labels) for each in before)], key=lambda of: sum(of.values()))
+    if not parts:
         return "no GPU"
+    if 0 in parts:
+        return f"time slices of a GPU, of unknown size: the label {kubernetes.REPLICAS} of its node says it"
+    if len(parts) > 1:
+        return "parts of GPUs of several sizes"
+    ((size, gpus),) = parts.items()
     if status.get("phase") not in ("Succeeded", "Failed"):
         return "not finished"
     states = [*status.get("containerStatuses", []), *status.get("initContainerStatuses", [])]
@@ -71,6 +97,9 @@ def _row(pod: dict[str, Any]) -> str | tuple[float, int, int, int, str, float]:
     ends = [seconds(run.get("finishedAt") or "") for run in runs]
     if not runs or any(map(math.isnan, [*starts, *ends])):
         return "finished without having run"
+    bound = [c.get("lastTransitionTime") for c in status.get("conditions", []) if c.get("type") == "PodScheduled"]
+    scheduled = [seconds(text) for text in (*bound, status.get("startTime")) if text]
+    starts = [min(starts), *scheduled[:1]] if scheduled and scheduled[0] <= min(starts) else starts
     if max(ends) < min(starts):
         raise ValueError(
             f"it ends at {max(ends):.0f} s and starts at {min(starts):.0f} s; expected a start before the end"
@@ -83,6 +112,7 @@ def _row(pod: dict[str, Any]) -> str | tuple[float, int, int, int, str, float]:
     return (
         max(ends) - min(starts),
         gpus,
+        round(1000 * size),
         round(total("cpu") * 1000),
         round(total("memory") / 2**20),
         str(spec.get("nodeSelector", {}).get(kubernetes.PRODUCT, "")),
@@ -96,4 +126,4 @@ def _requests(container: dict[str, Any]) -> dict[str, Any]:
     return {**resources.get("limits", {}), **resources.get("requests", {})}
 
 
-FORMAT = Format("kubectl", load, "kubectl get pods -A -o json: finished pods with whole accelerators")
+FORMAT = Format("kubectl", load, "kubectl get pods,nodes -A -o json: finished pods; nodes say what shares of GPUs are")

@@ -1,0 +1,259 @@
+"""What schedulers really write: text that looks like something else, shares of GPUs, times that are none; and that what is
+written from known jobs is read back exactly, whatever their names."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sample_traces import node, pod
+
+from weft.cluster import Cluster, cluster_file, simulate, trace
+from weft.cluster.files.text import TraceError
+
+SACCT = "JobID|JobName|User|Submit|Start|End|Elapsed|Timelimit|NNodes|ReqTRES|AllocTRES"
+
+
+def sacct(*jobs: tuple[str, str, str, str]) -> str:
+    """(name, elapsed, limit, allocated) of each job, all submitted and started at once."""
+    begin, end = "2024-02-01T00:00:00", "2024-02-02T00:00:00"
+    rows = [
+        f"{k}|{name}|ann|{begin}|{begin}|{end}|{ran}|{limit}|1|{tres}|{tres}"
+        for k, (name, ran, limit, tres) in enumerate(jobs)
+    ]
+    return "\n".join([SACCT, *rows])
+
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+
+def test_sacct_quotes_nothing(write):
+    jobs = trace.load(write("a", sacct(
+        ('the "best', "01:00:00", "2:00:00", "gres/gpu=8"), ("b", "00:10:00", "1:00:00", "gres/gpu=4"),
+        ('run"', "00:00:30", "1:00:00", "gres/gpu=1"),
+    )), "sacct")  # fmt: skip
+    assert jobs.duration.tolist() == [3600, 600, 30] and jobs.gpus.tolist() == [8, 4, 1] and not jobs.dropped
+
+
+@pytest.mark.parametrize("name", ["python x | tee log", "two\nlines"])
+def test_a_row_that_free_text_breaks_is_counted_and_the_others_read(write, name):
+    text = sacct((name, "01:00:00", "2:00:00", "gres/gpu=8"), ("b", "00:10:00", "1:00:00", "gres/gpu=4"))
+    jobs = trace.load(write("a", text), "sacct")
+    assert jobs.gpus.tolist() == [4]
+    ((why, count),) = jobs.dropped.items()
+    assert count == name.count("\n") + 1 and "line 2" in why and "leave out columns of free text" in why
+
+
+def test_swf_numbers_of_any_length_are_exact(write):
+    line = "{} 0 -1 100 4 -1 -1 4 200 -1 1 {} 1 -1 1 -1 -1 -1\n"
+    jobs = trace.load(write("a", "".join(line.format(1_000_001 + k, 7_654_321 + k // 2) for k in range(3))), "swf")
+    assert list(jobs.id) == ["1000001", "1000002", "1000003"] and jobs.tenants == ("user 7654321", "user 7654322")
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("id,submit,duration,gpus\n#a,0,5,1\n#b,1,6,2\n", [("#a", 0, 5, 1), ("#b", 1, 6, 2)]),
+        ("# a note\nid,submit,duration,gpus\n#a,0,5,1\n", [("#a", 0, 5, 1)]),
+        ("\ufeffid;submit;duration;gpus\na;0;12,5;1\nb;1,25;3;2\n", [("a", 0, 12.5, 1), ("b", 1.25, 3, 2)]),
+        ("sep=;\nid;submit;duration;gpus\na;0;12.5;1\n", [("a", 0, 12.5, 1)]),
+        ("id\tsubmit\tduration\tgpus\na\t0\t12.5\t1\n", [("a", 0, 12.5, 1)]),
+        ("id,submit,duration,gpus\na,0,NaT,1\nb,0,N/A,1\nc,0,5,<NA>\nd,0,5,1\n", [("d", 0, 5, 1)]),
+    ],
+)
+def test_spreadsheets(write, text, rows):
+    jobs = trace.load(write("a.csv", text), "csv")
+    assert list(zip(jobs.id, jobs.submit, jobs.duration, jobs.gpus, strict=True)) == rows
+    assert sum(jobs.dropped.values()) == text.count("NaT") + text.count("N/A") + text.count("<NA>")
+
+
+def test_thousands_are_not_guessed_at(write):
+    with pytest.raises(
+        TraceError, match=r"duration is '1\.234'; expected a number; in one file either a decimal comma"
+    ):
+        trace.load(write("a.csv", "submit;duration;gpus\n0;12,5;1\n0;1.234;1\n"), "csv")
+
+
+def test_a_guessed_code_page_is_said(write):
+    jobs = trace.load(write("a.csv", "submit,duration,gpus,tenant\n0,1,1,Müller\n".encode("cp1252")), "csv")
+    assert jobs.tenants == ("Müller",) and jobs.warnings == ("the file is not in UTF-8; it was read as cp1252",)
+
+
+# ---- shares of a GPU ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tres", "gpus", "milli", "dropped"),
+    [
+        ("gres/gpu:a100_1g.5gb=1,gres/gpu=1", 1, 143, ""),
+        ("gres/gpu:3g.20gb=2", 2, 429, ""),
+        ("gres/gpu:a100_7g.40gb=1,gres/gpu=1", 1, 1000, ""),
+        ("gres/gpu=1,gres/gpumem=80G", 1, 1000, ""),
+        ("gres/shard=12", 0, 0, "gres/shard"),
+        ("gres/gpu:1g.5gb=1,gres/gpu:3g.20gb=1", 0, 0, "several sizes"),
+        ("gres/gpu:1g.5gb=1,gres/gpu:a100=1", 0, 0, "several sizes"),
+    ],
+)
+def test_slices_of_slurms_are_shares_and_shards_are_named(write, tres, gpus, milli, dropped):
+    jobs = trace.load(write("a", sacct(("x", "1:00", "2:00", tres), ("y", "1:00", "2:00", "gres/gpu=8"))), "sacct")
+    found = list(zip(jobs.gpus.tolist(), jobs.milli.tolist(), strict=True))
+    assert found == ([(gpus, milli)] if gpus else []) + [(8, 1000)]
+    assert [dropped in why for why in jobs.dropped] == ([True] if dropped else [])
+
+
+RAN = ("2024-05-01T10:01:00Z", "2024-05-01T10:02:00Z")
+SLICED = {"nvidia.com/gpu.product": "NVIDIA-L40S-SHARED", "nvidia.com/gpu.replicas": "4"}
+
+
+@pytest.mark.parametrize(
+    ("resources", "labels", "gpus"),
+    [
+        ({"nvidia.com/gpu": "4"}, SLICED, 1),
+        ({"nvidia.com/gpu.shared": "32"}, {"nvidia.com/gpu.replicas": "4"}, 8),
+        ({"nvidia.com/gpu": "7"}, {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, 1),
+        ({"nvidia.com/mig-1g.5gb": "7", "nvidia.com/mig-3g.20gb": "2"}, {}, 2),
+        ({"nvidia.com/gpu": "8"}, {}, 8),
+    ],
+)
+def test_the_gpus_of_a_node_that_shares_them_are_counted_once(write, resources, labels, gpus):
+    of = node("n", {"cpu": "8", "memory": "64Gi", **resources}, **labels)
+    nodes = cluster_file.load(write("nodes.json", {"kind": "List", "items": [of]}))
+    assert nodes.gpus.tolist() == [gpus]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "labels", "gpus", "milli", "dropped"),
+    [
+        ({"nvidia.com/gpu": 1}, SLICED, 1, 250, ""),
+        ({"nvidia.com/gpu.shared": 2}, {"nvidia.com/gpu.replicas": "10"}, 2, 100, ""),
+        ({"nvidia.com/mig-2g.10gb": 1}, {}, 1, 286, ""),
+        ({"nvidia.com/gpu": 1}, {"nvidia.com/gpu.product": "NVIDIA-H100-MIG-1g.10gb"}, 1, 143, ""),
+        ({"nvidia.com/gpu.shared": 1}, {}, 0, 0, "unknown size"),
+        ({"nvidia.com/mig-2g.10gb": 1, "nvidia.com/gpu": 1}, {}, 0, 0, "several sizes"),
+    ],
+    ids=str,
+)
+def test_a_pod_holds_the_share_that_its_nodes_labels_say(write, wanted, labels, gpus, milli, dropped):
+    items = [node("n", {"cpu": "8", "memory": "1Gi"}, **labels), pod("p", wanted, RAN, nodeName="n")]
+    items += [node("m", {"cpu": "8", "memory": "1Gi"}), pod("whole", {"nvidia.com/gpu": 1}, RAN, nodeName="m")]
+    jobs = trace.load(write("pods.json", {"kind": "List", "items": items}), "kubectl")
+    found = list(zip(jobs.id, jobs.gpus.tolist(), jobs.milli.tolist(), strict=True))
+    assert found == ([("lab/p", gpus, milli)] if gpus else []) + [("lab/whole", 1, 1000)]
+    assert [dropped in why for why in jobs.dropped] == ([True] if dropped else [])
+
+
+# ---- times -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pod_holds_its_gpus_from_when_it_was_scheduled(write):
+    restarted = pod(
+        "r", {"nvidia.com/gpu": 8}, ("2024-05-01T12:00:00Z", "2024-05-01T12:05:00Z"), created="2024-05-01T10:00:00Z"
+    )
+    restarted["status"] |= {"startTime": "2024-05-01T10:00:05Z", "conditions": [
+        {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2024-05-01T10:00:04Z"}]}  # fmt: skip
+    items = [restarted, pod("s", {"nvidia.com/gpu": 8}, RAN)]
+    jobs = trace.load(write("pods.json", {"kind": "List", "items": items}), "kubectl")
+    assert dict(zip(jobs.id, jobs.duration, strict=True)) == {"lab/r": 2 * 3600 + 296, "lab/s": 60}
+
+
+@pytest.mark.parametrize("limit", ["UNLIMITED", "Partition_Limit"])
+def test_a_job_without_a_limit_does_not_backfill(write, limit):
+    """It could run beyond the reservation of the job that waits before it, which it would delay."""
+    text = sacct(
+        ("a", "10:00:00", "10:00:00", "gres/gpu=6"),
+        ("b", "1:00:00", "2:00:00", "gres/gpu=8"),
+        ("c", "1:00:00", limit, "gres/gpu=2"),
+    )
+    jobs = trace.load(write("a", text), "sacct")
+    result = simulate(jobs, Cluster.parse("1x8"), "fifo-easy")
+    assert result.start.tolist() == [0, 36000, 39600]
+    jobs.estimate[2] = 7200
+    assert simulate(jobs, Cluster.parse("1x8"), "fifo-easy").start.tolist() == [0, 36000, 0]
+
+
+def test_phillys_machine_list_is_a_cluster(write):
+    nodes = cluster_file.load(
+        write("machines.csv", "machineId,number of GPUs, single GPU mem\nm1,2, 12GB\nm2,8, 24GB\n")
+    )
+    assert nodes.gpus.tolist() == [2, 8] and nodes.gpu_memory.tolist() == [12, 24] and nodes.names == ("m1", "m2")
+    with pytest.raises(TraceError, match="single GPU mem is 'big'; expected a size such as 24GB"):
+        cluster_file.load(write("machines.csv", "machineId,number of GPUs, single GPU mem\nm1,2,big\n"))
+
+
+# ---- what is written is read -------------------------------------------------------------------------------------------
+
+ANY = st.text(
+    st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp"), blacklist_characters="\x85"), min_size=1, max_size=12
+)
+WORD = ANY.map(str.strip).filter(bool)  # what no format can tell from its surroundings: blanks at either end
+ROWS = st.lists(
+    st.tuples(WORD, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 4096)), min_size=1, max_size=6
+)
+often = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def same(jobs, rows, tenants=True) -> None:
+    order = sorted(range(len(rows)), key=lambda k: rows[k][1])
+    first = rows[order[0]][1]
+    assert jobs.duration.tolist() == [rows[k][2] for k in order] and jobs.gpus.tolist() == [rows[k][3] for k in order]
+    assert (jobs.submit - jobs.submit[0]).tolist() == [rows[k][1] - first for k in order]
+    if tenants:
+        assert [jobs.tenants[k] for k in jobs.tenant] == [rows[k][0] for k in order]
+    assert not jobs.dropped
+
+
+def stamp(seconds: int) -> str:
+    return str(np.datetime64("2024-02-01T00:00:00") + np.timedelta64(seconds, "s"))
+
+
+@often
+@given(rows=ROWS)
+def test_csv(write, rows):
+    file = io.StringIO()
+    out = csv.writer(file, lineterminator="\n")
+    out.writerow(["tenant", "submit", "duration", "gpus", "id"])
+    out.writerows([*row, f"#{k}"] for k, row in enumerate(rows))
+    jobs = trace.load(write("a.csv", file.getvalue()), "csv")
+    same(jobs, rows)
+    assert {str(id) for id in jobs.id} == {f"#{k}" for k in range(len(rows))}
+
+
+@often
+@given(rows=ROWS.filter(lambda rows: not any("|" in name for name, *_ in rows)))
+def test_sacct(write, rows):
+    lines = ["JobID|Account|Submit|Start|End|Elapsed|AllocTRES"]
+    for k, (name, submit, ran, gpus) in enumerate(rows):
+        clock = f"{ran // 86400}-{ran % 86400 // 3600:02}:{ran % 3600 // 60:02}:{ran % 60:02}"
+        lines.append(f"{k}|{name}|{stamp(submit)}|{stamp(submit)}|{stamp(submit + ran)}|{clock}|cpu=1,gres/gpu={gpus}")
+    same(trace.load(write("a", "\n".join(lines)), "sacct"), rows)
+
+
+@often
+@given(rows=ROWS)
+def test_swf(write, rows):
+    lines = [
+        f"{10**9 + k} {submit} -1 {ran} {gpus} -1 -1 {gpus} -1 -1 1 {2**40 + k} 1 -1 1 -1 -1 -1"
+        for k, (_, submit, ran, gpus) in enumerate(rows)
+    ]
+    jobs = trace.load(write("a.swf", "; a comment\n" + "\n".join(lines)), "swf")
+    same(jobs, rows, tenants=False)
+    assert {jobs.tenants[k] for k in jobs.tenant} == {f"user {2**40 + k}" for k in range(len(rows))}
+
+
+@often
+@given(rows=ROWS)
+def test_kubectl(write, rows):
+    items = []
+    for k, (name, submit, ran, gpus) in enumerate(rows):
+        made = pod(
+            f"p{k}",
+            {"nvidia.com/gpu": gpus},
+            (stamp(submit) + "Z", stamp(submit + ran) + "Z"),
+            created=stamp(submit) + "Z",
+        )
+        made["metadata"]["namespace"] = name
+        items.append(made)
+    same(trace.load(write("a.json", json.dumps({"kind": "List", "items": items})), "kubectl"), rows)
