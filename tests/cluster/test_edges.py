@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sample_traces import node, pod
+from schedules import both
 
-from weft.cluster import Cluster, cluster_file, simulate, trace
+from weft.cluster import Cluster, Jobs, NodeGroup, cluster_file, simulate, trace
 from weft.cluster.files.text import TraceError
 
 SACCT = "JobID|JobName|User|Submit|Start|End|Elapsed|Timelimit|NNodes|ReqTRES|AllocTRES"
@@ -181,6 +182,14 @@ def test_phillys_machine_list_is_a_cluster(write):
     assert nodes.gpus.tolist() == [2, 8] and nodes.gpu_memory.tolist() == [12, 24] and nodes.names == ("m1", "m2")
     with pytest.raises(TraceError, match="single GPU mem is 'big'; expected a size such as 24GB"):
         cluster_file.load(write("machines.csv", "machineId,number of GPUs, single GPU mem\nm1,2,big\n"))
+
+
+def test_requests_of_more_memories_than_a_mask_has_bits():
+    """141 sizes, which three kinds of nodes tell apart into four."""
+    nodes = Cluster.of([NodeGroup(2, 8, gpu_memory_gb=size) for size in (16, 40, 80)])
+    jobs = Jobs(np.arange(141.0), np.full(141, 50.0), np.full(141, 2), gpu_memory=np.arange(141) / 2 + 1)
+    result = both(jobs, nodes)
+    assert not result.unschedulable and result.start.max() > 141
 
 
 # ---- what is written is read -------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Jobs by what they ask: classes of jobs with the same request, and the kinds of pieces that they are placed in."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,15 @@ def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[A
     """
     of_job, first = gangs.requests(jobs)
     kinds: dict[tuple[Any, ...], int] = {}
-    groups: dict[tuple[int, float], int] = {((1 << len(cluster.types)) - 1, 0.0): 0}  # the first: all nodes
+    groups: dict[bytes, int] = {np.ones(len(cluster), bool).tobytes(): 0}  # by which nodes they are; the first: all
+
+    @functools.cache
+    def group(mask: int, least: float) -> int:
+        """Of the nodes with one of the types and so much GPU memory; requests that the same nodes fit have one."""
+        fits = (mask >> cluster.gpu_type) & 1 > 0
+        fits &= (least <= 0) | (cluster.gpu_memory < 0) | (cluster.gpu_memory >= least)
+        return groups.setdefault(fits.tobytes(), len(groups))
+
     rows, where = [], []
     for j, largest in zip(first, gangs.node_gpus(jobs, first, cluster), strict=True):
         gpus, milli, pods, gpu_memory, cpu, memory, types = (getattr(jobs, name)[j].item() for name in gangs.REQUEST)
@@ -71,12 +80,10 @@ def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[A
                 (kind(largest, largest, gpus), whole, kind(rest, rest, gpus) if rest else -1, False, gpus * milli)
             )
         each = kind(gpus // pods if pods else min(gpus, largest) if largest and milli == WHOLE else gpus, 0, 1)
-        where.append(
-            (groups.setdefault((mask, 0.0), len(groups)), groups.setdefault((mask, gpu_memory), len(groups)), each)
-        )
+        where.append((group(mask, 0.0), group(mask, gpu_memory), each))
     if len(groups) > MOST_GROUPS:
         raise ValueError(
-            f"{len(groups)} combinations of GPU types and memory are asked for; expected at most {MOST_GROUPS}"
+            f"{len(groups)} sets of nodes differ in which jobs' GPU types and memory they have; expected at most {MOST_GROUPS}"
         )
     classes = np.zeros(len(rows), CLASS)
     for column, name in enumerate(("piece", "count", "rest", "shared", "milli")):
@@ -84,10 +91,8 @@ def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[A
     for column, name in enumerate(("of_type", "of_memory", "bare")):
         classes[name] = [row[column] for row in where]
     members = np.zeros(len(cluster), np.int64)
-    for (mask, least), group in groups.items():
-        fits = (mask >> cluster.gpu_type) & 1 > 0
-        fits &= (least <= 0) | (cluster.gpu_memory < 0) | (cluster.gpu_memory >= least)
-        members |= fits.astype(np.int64) << group
+    for fits, number in groups.items():
+        members |= np.frombuffer(fits, bool).astype(np.int64) << number
     pieces = np.zeros(len(kinds), PIECE)
     for column, name in enumerate(("gpus", "milli", "types", "gpu_memory", "spread", "cpu", "memory")):
         pieces[name] = [kind[column] for kind in kinds]
