@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from where import DEVICE
 
 from weft import ops
+from weft.operators.call import promoted
 
 pytestmark = pytest.mark.device
 
@@ -33,6 +34,12 @@ def test_elementwise_operators_promote(name, swapped):
     for got, right in zip(*found, strict=True):
         assert got.dtype == right.dtype
         torch.testing.assert_close(got, right, rtol=2e-3, atol=2e-3)
+
+
+def test_a_tensor_without_dimensions_decides_no_dtype():
+    number, x = torch.tensor(2.0), torch.ones(3, dtype=torch.bfloat16)
+    assert [t.dtype for t in promoted(number, x)] == [torch.bfloat16] * 2 == [(number + x).dtype] * 2
+    assert {t.dtype for t in promoted(number, number.double())} == {torch.float64}
 
 
 @pytest.mark.parametrize("x", [WIDE, HALF])

@@ -113,10 +113,11 @@ def widened(*tensors: Any) -> tuple[Any, ...]:
 def promoted(*tensors: Any) -> tuple[Any, ...]:
     """The arguments, with floating-point tensors whose dtypes differ cast to the one that PyTorch's arithmetic gives: under
     autocast a bf16 branch meets an fp32 residual."""
-    floats = {t.dtype for t in tensors if isinstance(t, torch.Tensor) and t.dtype in FLOATS_AND_64}
-    if len(floats) < 2:
+    floats = [t for t in tensors if isinstance(t, torch.Tensor) and t.dtype in FLOATS_AND_64]
+    if len({t.dtype for t in floats}) < 2:
         return tensors
-    dtype = functools.reduce(torch.promote_types, floats)
+    deciding = [t for t in floats if t.ndim] or floats  # a tensor without dimensions decides as little as a number
+    dtype = functools.reduce(torch.promote_types, (t.dtype for t in deciding))
     return tuple(t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype in FLOATS_AND_64 else t for t in tensors)
 
 
