@@ -236,15 +236,12 @@ def test_a_report_says_what_it_lacks_before_it_measures(monkeypatch, tmp_path):
     assert note.export_text() == ""
 
 
-@pytest.mark.parametrize(
-    ("workloads", "asked", "words"),
-    [
-        ({"bench": []}, {}, r"on a CPU: vector_add has no sizes for one; give a point, as --workload N=64"),
-        ({"model": [workload("bf16", N=8)]}, {"which": "model"}, "the set 'model' of vector_add is in bf16, not in fp32"),
-        ({"cpu": [workload("fp32", N=8)]}, {"dtypes": ["bf16"]}, "the set 'cpu' of vector_add is in fp32, not in bf16"),
-        ({"bench": []}, {"directions": ["backward"]}, "vector_add has the direction forward only"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("workloads", "asked", "words"), [
+    ({"bench": []}, {}, r"on a CPU: vector_add has no sizes for one; give a point, as --workload N=64"),
+    ({"model": [workload("bf16", N=8)]}, {"which": "model"}, "the set 'model' of vector_add is in bf16, not in fp32"),
+    ({"cpu": [workload("fp32", N=8)]}, {"dtypes": ["bf16"]}, "the set 'cpu' of vector_add is in fp32, not in bf16"),
+    ({"bench": []}, {"directions": ["backward"]}, "vector_add has the direction forward only"),
+])  # fmt: skip
 def test_what_a_cpu_cannot_be_asked_for_is_named(monkeypatch, workloads, asked, words):
     from weft.bench import run
 

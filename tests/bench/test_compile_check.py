@@ -55,18 +55,15 @@ def test_cuda_and_both_directions_are_compiled():
     assert all(("ladder-1-naive", "forward", arch) in kernels for arch in ("sm_80", "sm_90"))
 
 
-@pytest.mark.parametrize(
-    ("usage", "dynamic", "sm", "reason"),
-    [
-        ({"REG": 64, "STACK": 0, "SHARED": 0}, 101376, 86, ""),
-        ({"REG": 64, "STACK": 0, "SHARED": 0}, 101377, 86, "101377 bytes of shared memory a block; sm_86 has 101376"),
-        ({"REG": 64, "STACK": 0, "SHARED": 0}, 200000, 90, ""),
-        ({"REG": 64, "STACK": 0, "SHARED": 0}, 200000, 80, "200000 bytes of shared memory a block; sm_80 has 166912"),
-        ({"REG": 64, "STACK": 0, "SHARED": 232449}, 0, 90, "232449 bytes of shared memory a block; sm_90 has 232448"),
-        ({"REG": 64, "STACK": 0, "SHARED": 0}, 0, 90, ""),
-        ({"REG": 65, "STACK": 16, "SHARED": 0}, 0, 90, "65 registers × 1024 threads; a block has 65536"),
-    ],
-)
+@pytest.mark.parametrize(("usage", "dynamic", "sm", "reason"), [
+    ({"REG": 64, "STACK": 0, "SHARED": 0}, 101376, 86, ""),
+    ({"REG": 64, "STACK": 0, "SHARED": 0}, 101377, 86, "101377 bytes of shared memory a block; sm_86 has 101376"),
+    ({"REG": 64, "STACK": 0, "SHARED": 0}, 200000, 90, ""),
+    ({"REG": 64, "STACK": 0, "SHARED": 0}, 200000, 80, "200000 bytes of shared memory a block; sm_80 has 166912"),
+    ({"REG": 64, "STACK": 0, "SHARED": 232449}, 0, 90, "232449 bytes of shared memory a block; sm_90 has 232448"),
+    ({"REG": 64, "STACK": 0, "SHARED": 0}, 0, 90, ""),
+    ({"REG": 65, "STACK": 16, "SHARED": 0}, 0, 90, "65 registers × 1024 threads; a block has 65536"),
+])  # fmt: skip
 def test_a_kernel_that_does_not_fit_fails(monkeypatch, usage, dynamic, sm, reason):
     monkeypatch.setattr(compile_check, "resource_usage", lambda cubin: usage)
     found = compile_check._examine(NAMED, "softmax_rows", b"", dynamic, 1024, sm)

@@ -69,18 +69,12 @@ def test_errors_are_relative_to_the_scale():
     assert given.ok
 
 
-@pytest.mark.parametrize(
-    ("got", "ok"),
-    [
-        ([1.0, math.nan, math.inf, -math.inf], True),
-        ([math.nan, math.nan, math.inf, -math.inf], False),
-        ([1.0, 2.0, math.inf, -math.inf], False),
-        ([1.0, math.nan, math.nan, -math.inf], False),
-        ([1.0, math.nan, -math.inf, -math.inf], False),
-        ([1.0, math.nan, math.inf, -3e38], False),
-        ([math.inf, math.nan, math.inf, -math.inf], False),
-    ],
-)
+@pytest.mark.parametrize(("got", "ok"), [
+    ([1.0, math.nan, math.inf, -math.inf], True), ([math.nan, math.nan, math.inf, -math.inf], False),
+    ([1.0, 2.0, math.inf, -math.inf], False), ([1.0, math.nan, math.nan, -math.inf], False),
+    ([1.0, math.nan, -math.inf, -math.inf], False), ([1.0, math.nan, math.inf, -3e38], False),
+    ([math.inf, math.nan, math.inf, -math.inf], False),
+])  # fmt: skip
 def test_nan_and_infinities_must_be_where_pytorch_puts_them(got, ok):
     want = torch.tensor([1.0, math.nan, math.inf, -math.inf], dtype=torch.float64)
     for tolerance in (RELATIVE, Tolerance(exact=True)):
@@ -105,16 +99,12 @@ def test_integers_are_compared_exactly():
     assert not judge([want + (want == 4).long()], [want], [want], Tolerance()).ok
 
 
-@pytest.mark.parametrize(
-    ("got", "words"),
-    [
-        ([torch.ones(2, 3)], "shape is torch.Size([2, 3]); expected torch.Size([3, 2])"),
-        ([torch.ones(3, 2, dtype=torch.float64)], "dtype is torch.float64; expected torch.float32"),
-        ([torch.ones(3, 2, device="meta")], "device is meta; expected cpu"),
-        ([], "0 results; expected 1"),
-        ([torch.ones(3, 2)] * 2, "2 results; expected 1"),
-    ],
-)
+@pytest.mark.parametrize(("got", "words"), [
+    ([torch.ones(2, 3)], "shape is torch.Size([2, 3]); expected torch.Size([3, 2])"),
+    ([torch.ones(3, 2, dtype=torch.float64)], "dtype is torch.float64; expected torch.float32"),
+    ([torch.ones(3, 2, device="meta")], "device is meta; expected cpu"), ([], "0 results; expected 1"),
+    ([torch.ones(3, 2)] * 2, "2 results; expected 1"),
+])  # fmt: skip
 def test_another_form_is_wrong(got, words):
     want = torch.ones(3, 2)
     verdict = judge(got, [want.double()], [want], Tolerance())

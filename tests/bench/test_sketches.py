@@ -40,15 +40,12 @@ def vectors(**more: Any) -> Operator:
     """An operator of a vector of 100 elements, unless more is given."""
     return Operator(
         **{
-            "name": "vectors",
-            "axes": {"N": "elements"},
+            "name": "vectors", "axes": {"N": "elements"},
             "inputs": lambda w, g, device: {"x": random_tensor(g, (w["N"],), w.dtype, device)},
-            "cost": lambda w, d: Cost(4 * w["N"], 4 * w["N"]),
-            "dtypes": ("fp32",),
-            "workloads": {"verify": [workload(N=100)]},
-            **more,
+            "cost": lambda w, d: Cost(4 * w["N"], 4 * w["N"]), "dtypes": ("fp32",),
+            "workloads": {"verify": [workload(N=100)]}, **more,
         }
-    )
+    )  # fmt: skip
 
 
 # What fails of AdamW over many tensors is among the mutants of operators/optimizer.
@@ -189,13 +186,8 @@ def paged_cost(w: Workload, direction: str) -> Cost:
 paged_attention = Operator(
     name="paged_attention",
     axes={"B": "sequences", "H": "heads", "D": "head dim", "L": "longest sequence", "P": "page size"},
-    inputs=paged_inputs,
-    reference=paged_reference,
-    cost=paged_cost,
-    directions=("forward", "backward"),
-    differentiable=("q", "v_pages"),
-    dtypes=("fp32", "fp16"),
-    tolerance=Tolerance(scale="tensor", ulps=4.0),
+    inputs=paged_inputs, reference=paged_reference, cost=paged_cost, directions=("forward", "backward"),
+    differentiable=("q", "v_pages"), dtypes=("fp32", "fp16"), tolerance=Tolerance(scale="tensor", ulps=4.0),
     workloads={
         "verify": [
             workload(B=1, H=1, D=8, L=1, P=4),
@@ -203,7 +195,7 @@ paged_attention = Operator(
             workload(B=2, H=4, D=8, L=16, P=16),
         ]
     },
-)
+)  # fmt: skip
 
 
 def changed(**changes: Callable[[Any], Any]) -> Callable[..., torch.Tensor]:
@@ -220,16 +212,13 @@ def test_paged_attention_passes(direction):
     assert_right(paged_attention, paged_gathered, direction)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        pytest.param(changed(page_table=lambda t: torch.arange(t.numel()).to(t.device).view_as(t)), id="table-ignored"),
-        pytest.param(changed(lengths=lambda t: (t - 1).clamp_min(1)), id="last-token-left-out"),
-        pytest.param(changed(lengths=lambda t: t.max().expand_as(t)), id="padding-attended"),
-        pytest.param(changed(score=lambda f: ScoreFunction("none", lambda s, *_: s)), id="score-ignored"),
-        pytest.param(changed(v_pages=lambda t: t.roll(1, 2) if t.shape[2] > 1 else t), id="heads-swapped"),
-    ],
-)
+@pytest.mark.parametrize("wrong", [
+    pytest.param(changed(page_table=lambda t: torch.arange(t.numel()).to(t.device).view_as(t)), id="table-ignored"),
+    pytest.param(changed(lengths=lambda t: (t - 1).clamp_min(1)), id="last-token-left-out"),
+    pytest.param(changed(lengths=lambda t: t.max().expand_as(t)), id="padding-attended"),
+    pytest.param(changed(score=lambda f: ScoreFunction("none", lambda s, *_: s)), id="score-ignored"),
+    pytest.param(changed(v_pages=lambda t: t.roll(1, 2) if t.shape[2] > 1 else t), id="heads-swapped"),
+])  # fmt: skip
 def test_paged_attention_that_ignores_an_argument_fails(wrong):
     assert_wrong(paged_attention, wrong, "allowed")
     assert_wrong(paged_attention, wrong, "allowed", "backward")

@@ -49,21 +49,14 @@ def random_case(seed: int) -> tuple[Jobs, Cluster, dict[str, Any]]:
     pods, gpus = g.choice([0, 0, 0, 1, 2, 3], count), g.choice([0, 1, 1, 1, 2, 2, 3, 4, 8, 8, 12, 16], count)
     shared = g.random() < 0.7 and not planned and not PLACEMENTS[placement].counted
     jobs = Jobs(
-        submit=np.sort(g.integers(0, 30, count)) * slow,
-        duration=g.choice([0, 1, 2, 3.5, 10, 20, 30], count) * slow,
-        gpus=np.where(pods > 0, gpus // np.maximum(pods, 1) * pods, gpus),
-        pods=pods,
+        submit=np.sort(g.integers(0, 30, count)) * slow, duration=g.choice([0, 1, 2, 3.5, 10, 20, 30], count) * slow,
+        gpus=np.where(pods > 0, gpus // np.maximum(pods, 1) * pods, gpus), pods=pods,
         milli=g.choice([1000, 1000, 700, 500, 500, 300, 250], count) if shared else None,
-        estimate=g.choice([1, 2, 10, 30], count) * slow,
-        gpu_memory=g.choice([0, 0, 0, 16, 32], count),
-        cpu=g.choice([0, 0, 1000, 4000], count),
-        memory=g.choice([0, 0, 1024, 20_000], count),
-        types=g.choice([0, 0, 0, 1], count),
-        type_sets=((), ("B",)),
-        priority=g.integers(0, 4, count),
-        tenant=g.integers(0, 3, count),
-        tenants=("a", "b", "c"),
-    )
+        estimate=g.choice([1, 2, 10, 30], count) * slow, gpu_memory=g.choice([0, 0, 0, 16, 32], count),
+        cpu=g.choice([0, 0, 1000, 4000], count), memory=g.choice([0, 0, 1024, 20_000], count),
+        types=g.choice([0, 0, 0, 1], count), type_sets=((), ("B",)), priority=g.integers(0, 4, count),
+        tenant=g.integers(0, 3, count), tenants=("a", "b", "c"),
+    )  # fmt: skip
     ties = str(g.choice(["lowest", "highest", "random"]))
     policy = {"order": order, "placement": placement, "ties": ties, "seed": seed % 5}
     if order in KINDS[2]:

@@ -28,15 +28,12 @@ def scene(placement: str) -> Simulator:
     return sim
 
 
-@pytest.mark.parametrize(
-    ("placement", "nodes", "last", "starts"),
-    [
-        ("first", "aacb", 8.0, [0, 0, 0, 0]),
-        ("best", "bacb", 9.0, [0, 0, 0, 5]),  # j0 takes the only node that j3 fits
-        ("worst", "cacb", 8.0, [0, 0, 0, 0]),
-        ("consolidate", "bacb", 9.0, [0, 0, 0, 5]),
-    ],
-)
+@pytest.mark.parametrize(("placement", "nodes", "last", "starts"), [
+    ("first", "aacb", 8.0, [0, 0, 0, 0]),
+    ("best", "bacb", 9.0, [0, 0, 0, 5]),  # j0 takes the only node that j3 fits
+    ("worst", "cacb", 8.0, [0, 0, 0, 0]),
+    ("consolidate", "bacb", 9.0, [0, 0, 0, 5]),
+])  # fmt: skip
 def test_the_scene(placement, nodes, last, starts):
     sim = scene(placement).run()
     jobs = sim.status()["jobs"].values()
@@ -59,24 +56,21 @@ def test_a_step_goes_to_the_next_event():
     assert sim.step() == [] and len(sim.history) == 15
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda s: s.add_node("a", 1), "node 'a' already exists"),
-        (lambda s: s.add_job("j0", 1), "job 'j0' already exists"),
-        (lambda s: s.add_job("x", 4, 64), "job 'x' can never run: the closest node, a, lacks 64 GB a GPU (it has 24)"),
-        (lambda s: s.add_job("x", 4, 32), "it needs 2 free nodes of 2 GPUs that fit it, and the cluster has 1"),
-        (lambda s: s.add_job("x", 1, duration=-1), "duration of job 'x' (row 0) is -1.0"),
-        (lambda s: s.run().add_job("x", 1, submit=2), "submitted at 2 s, and it is 9 s already"),
-        (lambda s: Simulator(placement="bset"), "unknown placement 'bset'; did you mean 'best'?"),
-        (
-            lambda s: Simulator(placement="./mine.py"),
-            "placement './mine.py': placements are compiled into the engine and must be in",
-        ),
-        (lambda s: Simulator(order="ffio-skip"), "unknown order 'ffio-skip'; did you mean 'fifo-skip'?"),
-        (lambda s: Simulator(ties="lowst"), "unknown rule for ties 'lowst'; did you mean 'lowest'?"),
-    ],
-)
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda s: s.add_node("a", 1), "node 'a' already exists"),
+    (lambda s: s.add_job("j0", 1), "job 'j0' already exists"),
+    (lambda s: s.add_job("x", 4, 64), "job 'x' can never run: the closest node, a, lacks 64 GB a GPU (it has 24)"),
+    (lambda s: s.add_job("x", 4, 32), "it needs 2 free nodes of 2 GPUs that fit it, and the cluster has 1"),
+    (lambda s: s.add_job("x", 1, duration=-1), "duration of job 'x' (row 0) is -1.0"),
+    (lambda s: s.run().add_job("x", 1, submit=2), "submitted at 2 s, and it is 9 s already"),
+    (lambda s: Simulator(placement="bset"), "unknown placement 'bset'; did you mean 'best'?"),
+    (
+        lambda s: Simulator(placement="./mine.py"),
+        "placement './mine.py': placements are compiled into the engine and must be in",
+    ),
+    (lambda s: Simulator(order="ffio-skip"), "unknown order 'ffio-skip'; did you mean 'fifo-skip'?"),
+    (lambda s: Simulator(ties="lowst"), "unknown rule for ties 'lowst'; did you mean 'lowest'?"),
+])  # fmt: skip
 def test_the_simulator_says_what_is_wrong(call, words):
     sim = scene("best")
     with pytest.raises(ValueError) as caught:
@@ -108,21 +102,18 @@ def test_a_cluster_without_nodes_is_refused(policy):
         simulate(Jobs([0], [1], [1]), Cluster.of([]), *policy)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "words"),
-    [
-        (lambda: NodeGroup(1.5), TypeError, "count is 1.5; expected a whole number"),
-        (lambda: NodeGroup(1, 2.5), TypeError, "gpus is 2.5; expected a whole number"),
-        (lambda: NodeGroup(1, gpu_memory_gb=float("nan")), ValueError, "gpu_memory_gb is nan; expected 0 or more"),
-        (lambda: NodeGroup(1, cpu=1e30), ValueError, "expected at most 1,000,000,000"),
-        (lambda: NodeGroup(1, cpu=1e-9), ValueError, "expected 0, or 0.001 or more"),
-        (lambda: Jobs([0.0], [1.0], [1.5]), ValueError, "gpus of row 0 is 1.5; expected a whole number"),
-        (lambda: Jobs([0.0], [1.0], [float("nan")]), ValueError, "gpus of row 0 is nan"),
-        (lambda: Jobs([0.0, 1.0], [1.0, 1.0], [1, 1], id=["a"]), ValueError, "'id' has 1 rows and 'submit' has 2"),
-        (lambda: Jobs([0.0], [1.0], [1], tenant=[3]), ValueError, "tenant of job 0 .* is 3; expected an index below 1"),
-        (lambda: Jobs([[0.0]], [[1.0]], [[1]]), ValueError, "'submit' has 2 dimensions; expected one"),
-    ],
-)
+@pytest.mark.parametrize(("make", "error", "words"), [
+    (lambda: NodeGroup(1.5), TypeError, "count is 1.5; expected a whole number"),
+    (lambda: NodeGroup(1, 2.5), TypeError, "gpus is 2.5; expected a whole number"),
+    (lambda: NodeGroup(1, gpu_memory_gb=float("nan")), ValueError, "gpu_memory_gb is nan; expected 0 or more"),
+    (lambda: NodeGroup(1, cpu=1e30), ValueError, "expected at most 1,000,000,000"),
+    (lambda: NodeGroup(1, cpu=1e-9), ValueError, "expected 0, or 0.001 or more"),
+    (lambda: Jobs([0.0], [1.0], [1.5]), ValueError, "gpus of row 0 is 1.5; expected a whole number"),
+    (lambda: Jobs([0.0], [1.0], [float("nan")]), ValueError, "gpus of row 0 is nan"),
+    (lambda: Jobs([0.0, 1.0], [1.0, 1.0], [1, 1], id=["a"]), ValueError, "'id' has 1 rows and 'submit' has 2"),
+    (lambda: Jobs([0.0], [1.0], [1], tenant=[3]), ValueError, "tenant of job 0 .* is 3; expected an index below 1"),
+    (lambda: Jobs([[0.0]], [[1.0]], [[1]]), ValueError, "'submit' has 2 dimensions; expected one"),
+])  # fmt: skip
 def test_nodes_and_jobs_from_python_are_checked(make, error, words):
     with pytest.raises(error, match=words):
         make()
@@ -197,17 +188,11 @@ def test_full_nodes_with_many_kinds_of_requests_still_agree(order, placement, ti
     assert (fast.queueing > 0).sum() > 10
 
 
-@pytest.mark.parametrize(
-    ("job", "running", "reason"),
-    [
-        ({"gpus": 4}, [8, 8, 8], "capacity"),
-        ({"gpus": 4, "types": 1}, [0, 0, 8], "type"),
-        ({"gpus": 4, "gpu_memory": 40}, [0, 8, 0], "memory"),
-        ({"gpus": 16}, [1, 1, 0], "gang"),
-        ({"gpus": 4, "cpu": 8000}, [2, 2, 2], "host"),
-        ({"gpus": 8}, [1, 1, 1], "fragmentation"),
-    ],
-)
+@pytest.mark.parametrize(("job", "running", "reason"), [
+    ({"gpus": 4}, [8, 8, 8], "capacity"), ({"gpus": 4, "types": 1}, [0, 0, 8], "type"),
+    ({"gpus": 4, "gpu_memory": 40}, [0, 8, 0], "memory"), ({"gpus": 16}, [1, 1, 0], "gang"),
+    ({"gpus": 4, "cpu": 8000}, [2, 2, 2], "host"), ({"gpus": 8}, [1, 1, 1], "fragmentation"),
+])  # fmt: skip
 def test_what_a_job_waits_for(job, running, reason):
     """Three nodes of 8 GPUs and 8 cores; the second alone has large GPUs, the third alone is of type B."""
     nodes = [NodeGroup(1, 8, "A", 16, cpu=8), NodeGroup(1, 8, "A", 80, cpu=8), NodeGroup(1, 8, "B", 16, cpu=8)]

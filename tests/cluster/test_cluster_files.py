@@ -23,35 +23,28 @@ def test_a_yaml_cluster(write):
     assert cluster_file.load(write("c.yml.gz", gzip.compress(YAML.encode()))).names == cluster.names
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("gpu_type: H100", "gpu_typ: H100", "c.yaml:5: unknown key 'gpu_typ'; did you mean 'gpu_type'?"),
-        ("nodes:", "node:", "c.yaml:2: unknown key 'node'; did you mean 'nodes'?"),
-        ("count: 2", "count: two", "c.yaml:3: count is 'two'; expected a whole number of 0 or more"),
-        ("gpus: 8", "gpus: 7.5", "c.yaml:4: gpus is 7.5; expected a whole number"),
-        ("gpus: 8", "gpus: yes", "c.yaml:4: gpus is True; expected a whole number"),
-        ("gpus: 8", "gpus: -8", "c.yaml:4: gpus is -8; expected a whole number of 0 or more"),
-        ("gpus: 8", "count: 8", "c.yaml:4: count already exists (line 3)"),
-        ("gpus: 8", "gpus: [8", "c.yaml:5: no YAML"),
-        ("cpu: 96", "cpu: .inf", "c.yaml:7: cpu is inf; expected a number of 0 or more"),
-        ("cpu: 96", "cpu: !!python/name:os.system 1", "c.yaml:7: cpu: "),
-        ("rack: a", "rack: 7", "c.yaml:9: rack is 7; expected a word"),
-        ("count: 1, ", "", "c.yaml:11: count is missing"),
-        ("{count: 1, gpus: 0, gpu_type: none}", "20x8", "c.yaml:11: a group of nodes is a scalar; expected 'key: value' of"),
-        (YAML, "nodes: 20x8", "c.yaml:1: nodes is no list"),
-        (YAML, "- count: 1", "c.yaml:1: the file is a sequence; expected 'key: value' of nodes"),
-        (YAML, "", "it is empty; expected groups of nodes under 'nodes:'"),
-        (YAML, "{}", "c.yaml:1: 'nodes' is missing"),
-        (YAML, "nodes: []", "it has no nodes"),
-        (YAML, "nodes: \x01", "no YAML"),
-        (YAML, "nodes: &a [*a]", "c.yaml:1: a group of nodes is a sequence; expected 'key: value'"),
-        (YAML, "nodes:\n  - &a {count: 1, name: *a}", "c.yaml:2: name is a mapping; expected a word"),
-        (YAML, "nodes:\n  - {count: 1, name: &a [*a]}", "c.yaml:2: name is a sequence; expected a word"),
-        (YAML, "nodes: " + "[" * 5000, "c.yaml: no YAML: lists within lists"),
-        (YAML, "nodes: \x00", "c.yaml:1: a zero byte"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ("gpu_type: H100", "gpu_typ: H100", "c.yaml:5: unknown key 'gpu_typ'; did you mean 'gpu_type'?"),
+    ("nodes:", "node:", "c.yaml:2: unknown key 'node'; did you mean 'nodes'?"),
+    ("count: 2", "count: two", "c.yaml:3: count is 'two'; expected a whole number of 0 or more"),
+    ("gpus: 8", "gpus: 7.5", "c.yaml:4: gpus is 7.5; expected a whole number"),
+    ("gpus: 8", "gpus: yes", "c.yaml:4: gpus is True; expected a whole number"),
+    ("gpus: 8", "gpus: -8", "c.yaml:4: gpus is -8; expected a whole number of 0 or more"),
+    ("gpus: 8", "count: 8", "c.yaml:4: count already exists (line 3)"), ("gpus: 8", "gpus: [8", "c.yaml:5: no YAML"),
+    ("cpu: 96", "cpu: .inf", "c.yaml:7: cpu is inf; expected a number of 0 or more"),
+    ("cpu: 96", "cpu: !!python/name:os.system 1", "c.yaml:7: cpu: "),
+    ("rack: a", "rack: 7", "c.yaml:9: rack is 7; expected a word"), ("count: 1, ", "", "c.yaml:11: count is missing"),
+    ("{count: 1, gpus: 0, gpu_type: none}", "20x8", "c.yaml:11: a group of nodes is a scalar; expected 'key: value' of"),
+    (YAML, "nodes: 20x8", "c.yaml:1: nodes is no list"),
+    (YAML, "- count: 1", "c.yaml:1: the file is a sequence; expected 'key: value' of nodes"),
+    (YAML, "", "it is empty; expected groups of nodes under 'nodes:'"), (YAML, "{}", "c.yaml:1: 'nodes' is missing"),
+    (YAML, "nodes: []", "it has no nodes"), (YAML, "nodes: \x01", "no YAML"),
+    (YAML, "nodes: &a [*a]", "c.yaml:1: a group of nodes is a sequence; expected 'key: value'"),
+    (YAML, "nodes:\n  - &a {count: 1, name: *a}", "c.yaml:2: name is a mapping; expected a word"),
+    (YAML, "nodes:\n  - {count: 1, name: &a [*a]}", "c.yaml:2: name is a sequence; expected a word"),
+    (YAML, "nodes: " + "[" * 5000, "c.yaml: no YAML: lists within lists"),
+    (YAML, "nodes: \x00", "c.yaml:1: a zero byte"),
+])  # fmt: skip
 def test_a_yaml_mistake_is_named_with_its_line(write, old, new, words):
     pytest.importorskip("yaml")
     assert old in YAML
@@ -103,21 +96,18 @@ def test_published_cluster_files(write):
     assert cluster.cpu.tolist() == [95_500, 4000, 4000] and cluster.memory.tolist() == [1056, 1024, 1024]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("sn,cpu_milli,memory_mib,gpu,model\na,1,1,1,T4\na,1,1,1,T4\n", "c:3: node 'a' already exists (line 2)"),
-        ("sn,cpu_milli,memory_mib,gpu,model\na,1,1,,T4\n", "c:2: gpu is nan; expected a number of 0 or more"),
-        ("sn,cpu_milli,memory_mib,gpu,model\n", "it has no nodes"),
-        ("machine,gpu_type,cap_cpu,cap_mem,cap_gpu\na,T4,-1,1,1\n", "c:2: cap_cpu is -1.0; expected a number of 0 or more"),
-        ("num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n1,1.5,1,1,1\n", "c:2: num_node_p_switch is"),
-        ("num_switch,num_node_p_switch\n1,1\n", "columns num_gpu_p_node, num_cpu_p_node, mem_p_node are missing"),
-        (json.dumps({"kind": "List", "items": [node("a", {"cpu": "4"})]}), "node 'a': KeyError: 'memory'"),
-        (json.dumps({"kind": "List", "items": [node("a", {"cpu": "1", "memory": "1Gi"})] * 2}), "c: node 'a' already exists"),
-        ("20x8", "it is no cluster file that weft recognises; expected one of\n  kubectl: kubectl get nodes -o json"),
-        ("", "it is no cluster file"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "words"), [
+    ("sn,cpu_milli,memory_mib,gpu,model\na,1,1,1,T4\na,1,1,1,T4\n", "c:3: node 'a' already exists (line 2)"),
+    ("sn,cpu_milli,memory_mib,gpu,model\na,1,1,,T4\n", "c:2: gpu is nan; expected a number of 0 or more"),
+    ("sn,cpu_milli,memory_mib,gpu,model\n", "it has no nodes"),
+    ("machine,gpu_type,cap_cpu,cap_mem,cap_gpu\na,T4,-1,1,1\n", "c:2: cap_cpu is -1.0; expected a number of 0 or more"),
+    ("num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n1,1.5,1,1,1\n", "c:2: num_node_p_switch is"),
+    ("num_switch,num_node_p_switch\n1,1\n", "columns num_gpu_p_node, num_cpu_p_node, mem_p_node are missing"),
+    (json.dumps({"kind": "List", "items": [node("a", {"cpu": "4"})]}), "node 'a': KeyError: 'memory'"),
+    (json.dumps({"kind": "List", "items": [node("a", {"cpu": "1", "memory": "1Gi"})] * 2}), "c: node 'a' already exists"),
+    ("20x8", "it is no cluster file that weft recognises; expected one of\n  kubectl: kubectl get nodes -o json"),
+    ("", "it is no cluster file"),
+])  # fmt: skip
 def test_a_mistake_in_a_cluster_file_is_named(write, text, words):
     with pytest.raises(TraceError) as caught:
         cluster_file.load(write("c", text))
@@ -138,16 +128,11 @@ def test_a_cluster_files_format_may_be_named(write):
 
 
 @with_traces
-@pytest.mark.parametrize(
-    ("file", "nodes", "gpus"),
-    [
-        ("muri/cluster_spec/n8g8.csv", 8, 64),
-        ("tiresias/n32g4.csv", 32, 128),
-        ("openb/openb_node_list_gpu_node.csv", 1213, 6212),
-        ("openb/openb_node_list_all_node.csv", 1523, 6212),
-        ("alibaba/pai_machine_spec.tar.gz", 1897, 6742),
-    ],
-)
+@pytest.mark.parametrize(("file", "nodes", "gpus"), [
+    ("muri/cluster_spec/n8g8.csv", 8, 64), ("tiresias/n32g4.csv", 32, 128),
+    ("openb/openb_node_list_gpu_node.csv", 1213, 6212), ("openb/openb_node_list_all_node.csv", 1523, 6212),
+    ("alibaba/pai_machine_spec.tar.gz", 1897, 6742),
+])  # fmt: skip
 def test_real_cluster_files(file, nodes, gpus):
     cluster = cluster_file.load(TRACES / file)
     assert (len(cluster), cluster.total_gpus) == (nodes, gpus)

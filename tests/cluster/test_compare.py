@@ -182,19 +182,14 @@ def test_processes_end_when_their_parent_is_killed(tmp_path):
     assert not left
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--policy", "fifo"], "expected ORDER:PLACEMENT"),
-        (["--policy", "fifo:best:lowest:x"], "expected ORDER:PLACEMENT"),
-        (["--policy", "fofi:best"], "did you mean 'fifo'"),
-        (["--policy", "fifo:bets"], "did you mean 'best'"),
-        (["--policy", "fifo:best:lowst"], "did you mean 'lowest'"),
-        (["--ties", "lowest,higest"], "did you mean 'highest'"),
-        (["--metric", "jct.means"], "did you mean 'jct.mean'"),
-        (["--seeds", "0"], "seeds"),
-    ],
-)
+@pytest.mark.parametrize(("words", "told"), [
+    (["--policy", "fifo"], "expected ORDER:PLACEMENT"),
+    (["--policy", "fifo:best:lowest:x"], "expected ORDER:PLACEMENT"),
+    (["--policy", "fofi:best"], "did you mean 'fifo'"), (["--policy", "fifo:bets"], "did you mean 'best'"),
+    (["--policy", "fifo:best:lowst"], "did you mean 'lowest'"),
+    (["--ties", "lowest,higest"], "did you mean 'highest'"), (["--metric", "jct.means"], "did you mean 'jct.mean'"),
+    (["--seeds", "0"], "seeds"),
+])  # fmt: skip
 def test_mistakes_of_a_comparison(weft, usual, words, told):
     code, out, err = weft("compare", *usual, *words)
     assert code == 2 and out == "" and told in err

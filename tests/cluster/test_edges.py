@@ -54,17 +54,14 @@ def test_swf_numbers_of_any_length_are_exact(write):
     assert list(jobs.id) == ["1000001", "1000002", "1000003"] and jobs.tenants == ("user 7654321", "user 7654322")
 
 
-@pytest.mark.parametrize(
-    ("text", "rows"),
-    [
-        ("id,submit,duration,gpus\n#a,0,5,1\n#b,1,6,2\n", [("#a", 0, 5, 1), ("#b", 1, 6, 2)]),
-        ("# a note\nid,submit,duration,gpus\n#a,0,5,1\n", [("#a", 0, 5, 1)]),
-        ("\ufeffid;submit;duration;gpus\na;0;12,5;1\nb;1,25;3;2\n", [("a", 0, 12.5, 1), ("b", 1.25, 3, 2)]),
-        ("sep=;\nid;submit;duration;gpus\na;0;12.5;1\n", [("a", 0, 12.5, 1)]),
-        ("id\tsubmit\tduration\tgpus\na\t0\t12.5\t1\n", [("a", 0, 12.5, 1)]),
-        ("id,submit,duration,gpus\na,0,NaT,1\nb,0,N/A,1\nc,0,5,<NA>\nd,0,5,1\n", [("d", 0, 5, 1)]),
-    ],
-)
+@pytest.mark.parametrize(("text", "rows"), [
+    ("id,submit,duration,gpus\n#a,0,5,1\n#b,1,6,2\n", [("#a", 0, 5, 1), ("#b", 1, 6, 2)]),
+    ("# a note\nid,submit,duration,gpus\n#a,0,5,1\n", [("#a", 0, 5, 1)]),
+    ("\ufeffid;submit;duration;gpus\na;0;12,5;1\nb;1,25;3;2\n", [("a", 0, 12.5, 1), ("b", 1.25, 3, 2)]),
+    ("sep=;\nid;submit;duration;gpus\na;0;12.5;1\n", [("a", 0, 12.5, 1)]),
+    ("id\tsubmit\tduration\tgpus\na\t0\t12.5\t1\n", [("a", 0, 12.5, 1)]),
+    ("id,submit,duration,gpus\na,0,NaT,1\nb,0,N/A,1\nc,0,5,<NA>\nd,0,5,1\n", [("d", 0, 5, 1)]),
+])  # fmt: skip
 def test_spreadsheets(write, text, rows):
     jobs = trace.load(write("a.csv", text), "csv")
     assert list(zip(jobs.id, jobs.submit, jobs.duration, jobs.gpus, strict=True)) == rows
@@ -86,18 +83,12 @@ def test_a_guessed_code_page_is_said(write):
 # ---- shares of a GPU ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("tres", "gpus", "milli", "dropped"),
-    [
-        ("gres/gpu:a100_1g.5gb=1,gres/gpu=1", 1, 143, ""),
-        ("gres/gpu:3g.20gb=2", 2, 429, ""),
-        ("gres/gpu:a100_7g.40gb=1,gres/gpu=1", 1, 1000, ""),
-        ("gres/gpu=1,gres/gpumem=80G", 1, 1000, ""),
-        ("gres/shard=12", 0, 0, "gres/shard"),
-        ("gres/gpu:1g.5gb=1,gres/gpu:3g.20gb=1", 0, 0, "several sizes"),
-        ("gres/gpu:1g.5gb=1,gres/gpu:a100=1", 0, 0, "several sizes"),
-    ],
-)
+@pytest.mark.parametrize(("tres", "gpus", "milli", "dropped"), [
+    ("gres/gpu:a100_1g.5gb=1,gres/gpu=1", 1, 143, ""), ("gres/gpu:3g.20gb=2", 2, 429, ""),
+    ("gres/gpu:a100_7g.40gb=1,gres/gpu=1", 1, 1000, ""), ("gres/gpu=1,gres/gpumem=80G", 1, 1000, ""),
+    ("gres/shard=12", 0, 0, "gres/shard"), ("gres/gpu:1g.5gb=1,gres/gpu:3g.20gb=1", 0, 0, "several sizes"),
+    ("gres/gpu:1g.5gb=1,gres/gpu:a100=1", 0, 0, "several sizes"),
+])  # fmt: skip
 def test_slices_of_slurms_are_shares_and_shards_are_named(write, tres, gpus, milli, dropped):
     jobs = trace.load(write("a", sacct(("x", "1:00", "2:00", tres), ("y", "1:00", "2:00", "gres/gpu=8"))), "sacct")
     found = list(zip(jobs.gpus.tolist(), jobs.milli.tolist(), strict=True))
@@ -109,34 +100,25 @@ RAN = ("2024-05-01T10:01:00Z", "2024-05-01T10:02:00Z")
 SLICED = {"nvidia.com/gpu.product": "NVIDIA-L40S-SHARED", "nvidia.com/gpu.replicas": "4"}
 
 
-@pytest.mark.parametrize(
-    ("resources", "labels", "gpus"),
-    [
-        ({"nvidia.com/gpu": "4"}, SLICED, 1),
-        ({"nvidia.com/gpu.shared": "32"}, {"nvidia.com/gpu.replicas": "4"}, 8),
-        ({"nvidia.com/gpu": "7"}, {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, 1),
-        ({"nvidia.com/mig-1g.5gb": "7", "nvidia.com/mig-3g.20gb": "2"}, {}, 2),
-        ({"nvidia.com/gpu": "8"}, {}, 8),
-    ],
-)
+@pytest.mark.parametrize(("resources", "labels", "gpus"), [
+    ({"nvidia.com/gpu": "4"}, SLICED, 1), ({"nvidia.com/gpu.shared": "32"}, {"nvidia.com/gpu.replicas": "4"}, 8),
+    ({"nvidia.com/gpu": "7"}, {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, 1),
+    ({"nvidia.com/mig-1g.5gb": "7", "nvidia.com/mig-3g.20gb": "2"}, {}, 2), ({"nvidia.com/gpu": "8"}, {}, 8),
+])  # fmt: skip
 def test_the_gpus_of_a_node_that_shares_them_are_counted_once(write, resources, labels, gpus):
     of = node("n", {"cpu": "8", "memory": "64Gi", **resources}, **labels)
     nodes = cluster_file.load(write("nodes.json", {"kind": "List", "items": [of]}))
     assert nodes.gpus.tolist() == [gpus]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "labels", "gpus", "milli", "dropped"),
-    [
-        ({"nvidia.com/gpu": 1}, SLICED, 1, 250, ""),
-        ({"nvidia.com/gpu.shared": 2}, {"nvidia.com/gpu.replicas": "10"}, 2, 100, ""),
-        ({"nvidia.com/mig-2g.10gb": 1}, {}, 1, 286, ""),
-        ({"nvidia.com/gpu": 1}, {"nvidia.com/gpu.product": "NVIDIA-H100-MIG-1g.10gb"}, 1, 143, ""),
-        ({"nvidia.com/gpu.shared": 1}, {}, 0, 0, "unknown size"),
-        ({"nvidia.com/mig-2g.10gb": 1, "nvidia.com/gpu": 1}, {}, 0, 0, "several sizes"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("wanted", "labels", "gpus", "milli", "dropped"), [
+    ({"nvidia.com/gpu": 1}, SLICED, 1, 250, ""),
+    ({"nvidia.com/gpu.shared": 2}, {"nvidia.com/gpu.replicas": "10"}, 2, 100, ""),
+    ({"nvidia.com/mig-2g.10gb": 1}, {}, 1, 286, ""),
+    ({"nvidia.com/gpu": 1}, {"nvidia.com/gpu.product": "NVIDIA-H100-MIG-1g.10gb"}, 1, 143, ""),
+    ({"nvidia.com/gpu.shared": 1}, {}, 0, 0, "unknown size"),
+    ({"nvidia.com/mig-2g.10gb": 1, "nvidia.com/gpu": 1}, {}, 0, 0, "several sizes"),
+], ids=str)  # fmt: skip
 def test_a_pod_holds_the_share_that_its_nodes_labels_say(write, wanted, labels, gpus, milli, dropped):
     items = [node("n", {"cpu": "8", "memory": "1Gi"}, **labels), pod("p", wanted, RAN, nodeName="n")]
     items += [node("m", {"cpu": "8", "memory": "1Gi"}), pod("whole", {"nvidia.com/gpu": 1}, RAN, nodeName="m")]

@@ -63,16 +63,10 @@ def test_best_fit_of_the_golden_arrivals(golden):
 
 
 @with_traces
-@pytest.mark.parametrize(
-    ("name", "published"),
-    [
-        ("default", (86.30, 92.86, 95.23)),
-        ("multigpu50", (81.28, 95.62, 97.09)),
-        ("gpushare100", (78.90, 84.62, 86.64)),
-        ("gpuspec33", (83.87, 80.40, 87.84)),
-        ("cpu250", (80.00, 91.21, 93.20)),
-    ],
-)
+@pytest.mark.parametrize(("name", "published"), [
+    ("default", (86.30, 92.86, 95.23)), ("multigpu50", (81.28, 95.62, 97.09)), ("gpushare100", (78.90, 84.62, 86.64)),
+    ("gpuspec33", (83.87, 80.40, 87.84)), ("cpu250", (80.00, 91.21, 93.20)),
+])  # fmt: skip
 def test_published_means(cluster, name, published):
     jobs = pods(name)
     for placement, mean in zip(("random", "best-resources", "fgd"), published, strict=True):

@@ -13,18 +13,15 @@ MIXED = [NodeGroup(2, 8, "A", 40, cpu=32), NodeGroup(3, 4, "B", 80, cpu=32), Nod
 POLICIES = [("fifo", "best"), ("fifo-conservative", "first"), ("srtf", "topology"), ("fifo", "fgd")]
 
 
-@pytest.mark.parametrize(
-    ("asked", "pieces"),
-    [
-        ({"gpus": [8]}, [8]),
-        ({"gpus": [8], "types": [1]}, [4, 4]),  # of nodes of 4, since it accepts no other type of so many
-        ({"gpus": [10], "types": [1]}, [4, 4, 2]),
-        ({"gpus": [6], "gpu_memory": [60.0]}, [4, 2]),
-        ({"gpus": [6], "cpu": [96_000]}, [2, 2, 2]),  # 16 cores a GPU
-        ({"gpus": [12], "cpu": [96_000]}, [4, 4, 4]),  # 8 cores a GPU: nodes of 8 have 4
-        ({"gpus": [12], "memory": [1]}, [8, 4]),
-    ],
-)
+@pytest.mark.parametrize(("asked", "pieces"), [
+    ({"gpus": [8]}, [8]),
+    ({"gpus": [8], "types": [1]}, [4, 4]),  # of nodes of 4, since it accepts no other type of so many
+    ({"gpus": [10], "types": [1]}, [4, 4, 2]),
+    ({"gpus": [6], "gpu_memory": [60.0]}, [4, 2]),
+    ({"gpus": [6], "cpu": [96_000]}, [2, 2, 2]),  # 16 cores a GPU
+    ({"gpus": [12], "cpu": [96_000]}, [4, 4, 4]),  # 8 cores a GPU: nodes of 8 have 4
+    ({"gpus": [12], "memory": [1]}, [8, 4]),
+])  # fmt: skip
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_gang_is_cut_by_the_largest_node_that_it_accepts(asked, pieces, policy):
     jobs = Jobs([0], [1], type_sets=((), ("B",)), **asked)

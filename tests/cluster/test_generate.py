@@ -27,17 +27,13 @@ RICH = Profile(
     {
         "1": Size(0.7, (Request(1, milli=500, cpu=4000, types=("A", "B"), share=3), Request(1)), LogNormal(100.0, 1.0)),
         "8": Size(
-            0.3,
-            (Request(8, pods=2, gpu_memory=40.0, memory=1024, priority=2.0),),
-            Quantiles((0.1, 0.5, 0.9), (10.0, 10.0, 1000.0)),
-            Quantiles((0.0, 1.0), (1.0, 4.0)),
+            0.3, (Request(8, pods=2, gpu_memory=40.0, memory=1024, priority=2.0),),
+            Quantiles((0.1, 0.5, 0.9), (10.0, 10.0, 1000.0)), Quantiles((0.0, 1.0), (1.0, 4.0)),
         ),
     },
     {"a": Tenant(3.0), "b": Tenant(1.0, {"8": 1.0}, {"8": LogNormal(7.0, 0.0)})},
-    Arrivals(500.0, DAY, WEEK, 0.5, 0.5, True),
-    0.6,
-    0.5,
-)
+    Arrivals(500.0, DAY, WEEK, 0.5, 0.5, True), 0.6, 0.5,
+)  # fmt: skip
 
 
 def same(a: Jobs, b: Jobs) -> bool:
@@ -184,11 +180,8 @@ def test_a_campaign_is_named_by_its_first_job(count, repeat, seed):
 
 @given(
     st.dictionaries(st.integers(1, 64), st.floats(0, 10), min_size=1, max_size=4).filter(lambda s: sum(s.values()) > 0),
-    st.integers(1, 5),
-    st.floats(0, 3),
-    st.floats(0, 0.95),
-    st.integers(0, 2**40),
-)
+    st.integers(1, 5), st.floats(0, 3), st.floats(0, 0.95), st.integers(0, 2**40),
+)  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_any_stated_profile_gives_jobs_that_keep_the_rules(sizes, tenants, burst, repeat, seed):
     profile = stated(sizes=sizes, tenants=tenants, arrivals=Arrivals(1e4, burst=burst), repeat=repeat, over_estimate=2)
@@ -260,29 +253,23 @@ def test_any_trace_with_two_submission_times_can_be_fitted_and_generated(rows):
     assert set(made.gpus.tolist()) <= set(gpus.tolist()) and made.duration.max() <= duration.max() * (1 + 1e-9) + 0.01
 
 
-@pytest.mark.parametrize(
-    "jobs, what",
-    [
-        (Jobs(np.zeros(0), np.zeros(0), np.zeros(0, np.int64)), "has 0 jobs; expected at least two"),
-        (Jobs(np.zeros(1), np.ones(1), np.ones(1, np.int64)), "has 1 jobs"),
-        (Jobs(np.full(5, 3.0), np.ones(5), np.ones(5, np.int64)), "all 5 jobs are submitted at 3 s"),
-        (Jobs(np.array([0, 1e11]), np.ones(2), np.ones(2, np.int64)), r"1e\+11 s lie between"),
-    ],
-)
+@pytest.mark.parametrize("jobs, what", [
+    (Jobs(np.zeros(0), np.zeros(0), np.zeros(0, np.int64)), "has 0 jobs; expected at least two"),
+    (Jobs(np.zeros(1), np.ones(1), np.ones(1, np.int64)), "has 1 jobs"),
+    (Jobs(np.full(5, 3.0), np.ones(5), np.ones(5, np.int64)), "all 5 jobs are submitted at 3 s"),
+    (Jobs(np.array([0, 1e11]), np.ones(2), np.ones(2, np.int64)), r"1e\+11 s lie between"),
+])  # fmt: skip
 def test_a_trace_that_says_no_rate(jobs, what):
     with pytest.raises(ValueError, match=what):
         fit(jobs)
 
 
 @with_traces
-@pytest.mark.parametrize(
-    "file, format, where",
-    [
-        ("philly/sia_philly_first20000_s.csv.gz", "tiresias", {}),
-        ("helios/helios_venus_2vc_sept_helios_form.csv.gz", "helios", {"vc": "vcvGl"}),
-        ("openb/openb_pod_list_default.csv.gz", "openb", {}),
-    ],
-)
+@pytest.mark.parametrize("file, format, where", [
+    ("philly/sia_philly_first20000_s.csv.gz", "tiresias", {}),
+    ("helios/helios_venus_2vc_sept_helios_form.csv.gz", "helios", {"vc": "vcvGl"}),
+    ("openb/openb_pod_list_default.csv.gz", "openb", {}),
+])  # fmt: skip
 def test_jobs_like_a_real_traces(file, format, where):
     jobs = trace.load(TRACES / file, format, where)
     found = fit(jobs)
@@ -298,33 +285,24 @@ def test_jobs_like_a_real_traces(file, format, where):
 ONE = Cluster.parse("1x8")
 
 
-@pytest.mark.parametrize(
-    "make, what",
-    [
-        (lambda: stated(sizes={1: 0.5, 2: -0.1}), "shares of sizes are {'2': -0.1}"),
-        (lambda: stated(sizes={}), "shares of sizes are {}"),
-        (lambda: stated(sizes={-1: 1.0}), "-1 GPUs"),
-        (lambda: stated(tenants={"a": 0.0}), "shares of tenants"),
-        (lambda: stated(tenants=0), "shares of tenants"),
-        (lambda: stated(priorities={1.0: math.nan}), "shares of requests"),
-        (lambda: stated(over_estimate=0.5), "over_estimate is 0.5"),
-        (lambda: stated(durations={1: LogNormal(1, 1)}, sizes={1: 1, 2: 1}), r"jobs of \[2\] GPUs are missing"),
-        (lambda: stated(repeat=1.0), "repeat is 1.0"),
-        (lambda: LogNormal(0, 1), "median is 0"),
-        (lambda: Quantiles((0.5, 0.2), (1, 2)), "probabilities begin"),
-        (lambda: Quantiles((), ()), "at least one"),
-        (lambda: Arrivals(hours=(1.0,)), "expected 24 factors"),
-        (lambda: Arrivals(weekdays=(0.0,) * 7), "not all 0"),
-        (lambda: Arrivals(burst=-1), "burst is -1"),
-        (lambda: Profile({"1": Size(1, (Request(1),), LogNormal(1, 1))}, {"a": Tenant(1, {"2": 1})}), "unknown size"),
-        (lambda: stated().generate(5), "says no rate of arrivals"),
-        (lambda: RICH.generate(0), "count is 0"),
-        (lambda: RICH.generate(5, load=0.5), "load and cluster go together"),
-        (lambda: RICH.generate(5, load=-1, cluster=ONE), "a load of -1 on 8 GPUs"),
-        (lambda: RICH.generate(5, load=1, cluster=Cluster.parse("1x0")), "on 0 GPUs"),
-        (lambda: stated(sizes={0: 1}).generate(5, load=1, cluster=ONE), "no job of the profile requests"),
-    ],
-)
+@pytest.mark.parametrize("make, what", [
+    (lambda: stated(sizes={1: 0.5, 2: -0.1}), "shares of sizes are {'2': -0.1}"),
+    (lambda: stated(sizes={}), "shares of sizes are {}"), (lambda: stated(sizes={-1: 1.0}), "-1 GPUs"),
+    (lambda: stated(tenants={"a": 0.0}), "shares of tenants"), (lambda: stated(tenants=0), "shares of tenants"),
+    (lambda: stated(priorities={1.0: math.nan}), "shares of requests"),
+    (lambda: stated(over_estimate=0.5), "over_estimate is 0.5"),
+    (lambda: stated(durations={1: LogNormal(1, 1)}, sizes={1: 1, 2: 1}), r"jobs of \[2\] GPUs are missing"),
+    (lambda: stated(repeat=1.0), "repeat is 1.0"), (lambda: LogNormal(0, 1), "median is 0"),
+    (lambda: Quantiles((0.5, 0.2), (1, 2)), "probabilities begin"), (lambda: Quantiles((), ()), "at least one"),
+    (lambda: Arrivals(hours=(1.0,)), "expected 24 factors"), (lambda: Arrivals(weekdays=(0.0,) * 7), "not all 0"),
+    (lambda: Arrivals(burst=-1), "burst is -1"),
+    (lambda: Profile({"1": Size(1, (Request(1),), LogNormal(1, 1))}, {"a": Tenant(1, {"2": 1})}), "unknown size"),
+    (lambda: stated().generate(5), "says no rate of arrivals"), (lambda: RICH.generate(0), "count is 0"),
+    (lambda: RICH.generate(5, load=0.5), "load and cluster go together"),
+    (lambda: RICH.generate(5, load=-1, cluster=ONE), "a load of -1 on 8 GPUs"),
+    (lambda: RICH.generate(5, load=1, cluster=Cluster.parse("1x0")), "on 0 GPUs"),
+    (lambda: stated(sizes={0: 1}).generate(5, load=1, cluster=ONE), "no job of the profile requests"),
+])  # fmt: skip
 def test_bad_numbers_are_named(make, what):
     with pytest.raises(ValueError, match=what):
         make()
@@ -358,23 +336,18 @@ def without(text: str, *pairs: tuple[str, object]) -> str:
     return json.dumps(made)
 
 
-@pytest.mark.parametrize(
-    "path, value, what",
-    [
-        ("repaet", 0.5, "unknown key of the profile 'repaet'; did you mean 'repeat'"),
-        ("arrivals/hour", [], "unknown key of arrivals of the profile 'hour'; did you mean 'hours'"),
-        ("sizes/1/requests/0/gpu", 1, "unknown key of item 1 of requests of '1' in sizes"),
-        ("sizes/1/durations", {"median": 5}, "durations of '1' in sizes of the profile has no 'sigma'"),
-        ("sizes/1/share", "x", 'share of .* is "x"; expected a number'),
-        ("sizes/1/share", -1, "shares of sizes are {'1': -1}"),
-        ("sizes/1/requests/0/gpus", 1.5, "is 1.5; expected a whole number"),
-        ("sizes/1/requests/0/gpus", True, "is true; expected a whole number"),
-        ("arrivals/per_day", math.nan, "is NaN; expected a number"),
-        ("tenants", [], "expected an object"),
-        ("arrivals/hours", 3, "expected a list"),
-        ("tenants/b/sizes", {"9": 1.0}, "unknown size of tenant 'b' '9'"),
-    ],
-)
+@pytest.mark.parametrize("path, value, what", [
+    ("repaet", 0.5, "unknown key of the profile 'repaet'; did you mean 'repeat'"),
+    ("arrivals/hour", [], "unknown key of arrivals of the profile 'hour'; did you mean 'hours'"),
+    ("sizes/1/requests/0/gpu", 1, "unknown key of item 1 of requests of '1' in sizes"),
+    ("sizes/1/durations", {"median": 5}, "durations of '1' in sizes of the profile has no 'sigma'"),
+    ("sizes/1/share", "x", 'share of .* is "x"; expected a number'),
+    ("sizes/1/share", -1, "shares of sizes are {'1': -1}"),
+    ("sizes/1/requests/0/gpus", 1.5, "is 1.5; expected a whole number"),
+    ("sizes/1/requests/0/gpus", True, "is true; expected a whole number"),
+    ("arrivals/per_day", math.nan, "is NaN; expected a number"), ("tenants", [], "expected an object"),
+    ("arrivals/hours", 3, "expected a list"), ("tenants/b/sizes", {"9": 1.0}, "unknown size of tenant 'b' '9'"),
+])  # fmt: skip
 def test_a_profile_with_a_mistake_is_named(tmp_path, path, value, what):
     profile_file.save(tmp_path / "p.json", RICH)
     wrong = tmp_path / "wrong.json"
@@ -457,24 +430,21 @@ def test_jobs_without_a_gpu_are_reported(weft):
     assert code == 0 and "jobs request neither GPUs nor cores; formats csv and parquet leave them out" in said
 
 
-@pytest.mark.parametrize(
-    "words, what",
-    [
-        (("a.csv", "--jobs", 5), "the cluster is missing"),
-        (("a.csv", "--jobs", 5, "--nodes", "2x8"), "load and cluster go together"),
-        (("a.csv", "--jobs", 5, "--profile", "missing.json"), "missing.json"),
-        (("a.txt", "--jobs", 5, "--nodes", "2x8"), "ends in .csv or .parquet"),
-        (("a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1, "--sizes", "1=2"), "--sizes is '1=2'"),
-        (("a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1, "--sizes", "1:2,1:3"), "names 1 GPU twice"),
-        (("a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1, "--hours", "1,2"), "--hours are 2 numbers; expected 24"),
-        (("a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1, "--weekdays", "x"), "--weekdays is 'x'"),
-        (("a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1, "--format", "csv"), "--format goes with --like"),
-        (("a.csv", "--jobs", 5, "--like", "b.csv", "--tenants", 3), "--tenants goes with neither"),
-        (("a.csv", "--jobs", 5, "--like", "b.csv", "--profile", "p.json"), "both --like and --profile"),
-        (("a.csv", "--jobs", 5, "--like", "b.csv", "--format", "csv", "--begins", "May"), "--begins is 'May'"),
-        (("no/a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1), "no/a.csv cannot be written"),
-    ],
-)
+@pytest.mark.parametrize("words, what", [
+    (("a.csv", "--jobs", 5), "the cluster is missing"),
+    (("a.csv", "--jobs", 5, "--nodes", "2x8"), "load and cluster go together"),
+    (("a.csv", "--jobs", 5, "--profile", "missing.json"), "missing.json"),
+    (("a.txt", "--jobs", 5, "--nodes", "2x8"), "ends in .csv or .parquet"),
+    (("a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1, "--sizes", "1=2"), "--sizes is '1=2'"),
+    (("a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1, "--sizes", "1:2,1:3"), "names 1 GPU twice"),
+    (("a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1, "--hours", "1,2"), "--hours are 2 numbers; expected 24"),
+    (("a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1, "--weekdays", "x"), "--weekdays is 'x'"),
+    (("a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1, "--format", "csv"), "--format goes with --like"),
+    (("a.csv", "--jobs", 5, "--like", "b.csv", "--tenants", 3), "--tenants goes with neither"),
+    (("a.csv", "--jobs", 5, "--like", "b.csv", "--profile", "p.json"), "both --like and --profile"),
+    (("a.csv", "--jobs", 5, "--like", "b.csv", "--format", "csv", "--begins", "May"), "--begins is 'May'"),
+    (("no/a.csv", "--jobs", 5, "--nodes", "2x8", "--load", 1), "no/a.csv cannot be written"),
+])  # fmt: skip
 def test_the_commands_mistakes_are_named(weft, tmp_path, words, what):
     (tmp_path / "b.csv").write_text("submit,duration,gpus\n0,1,1\n5,1,1\n")
     code, said = weft(*words)

@@ -64,15 +64,12 @@ def test_a_victim_that_still_fits_is_reprieved():
     assert result.stops.tolist() == [1, 0, 0] and result.end.tolist() == [55, 60, 6]
 
 
-@pytest.mark.parametrize(
-    ("costs", "lost", "end"),
-    [
-        ({}, 0.0, 24.0),
-        ({"restart_s": 3.0}, 3.0, 27.0),
-        ({"checkpoint_s": 4.0}, 3.0, 27.0),  # stopped after 7 s of work, of which 4 are saved
-        ({"restart_s": 3.0, "checkpoint_s": 4.0}, 6.0, 30.0),
-    ],
-)
+@pytest.mark.parametrize(("costs", "lost", "end"), [
+    ({}, 0.0, 24.0),
+    ({"restart_s": 3.0}, 3.0, 27.0),
+    ({"checkpoint_s": 4.0}, 3.0, 27.0),  # stopped after 7 s of work, of which 4 are saved
+    ({"restart_s": 3.0, "checkpoint_s": 4.0}, 6.0, 30.0),
+])  # fmt: skip
 def test_what_a_preemption_costs(costs, lost, end):
     jobs = Jobs([0, 7], [20, 4], [1, 1])
     result = simulate(jobs, Cluster.parse("1x1"), "srtf", **costs)
@@ -194,14 +191,11 @@ def test_the_page_of_a_run_with_preemptions():
     assert "Jobs by node and GPU" in pictures.page([result])
 
 
-@pytest.mark.parametrize(
-    ("order", "options", "words"),
-    [
-        ("srtf-skip", {}, "srtf preempts, and any job that fits may start; expected 'srtf'"),
-        ("fifo", {"restart_s": 3}, "restart_s is 3, and order 'fifo' does not preempt; expected one of"),
-        ("srtf", {"checkpoint_s": -1}, "checkpoint_s is -1; expected seconds, 0 or more"),
-    ],
-)
+@pytest.mark.parametrize(("order", "options", "words"), [
+    ("srtf-skip", {}, "srtf preempts, and any job that fits may start; expected 'srtf'"),
+    ("fifo", {"restart_s": 3}, "restart_s is 3, and order 'fifo' does not preempt; expected one of"),
+    ("srtf", {"checkpoint_s": -1}, "checkpoint_s is -1; expected seconds, 0 or more"),
+])  # fmt: skip
 def test_incompatible_options_are_refused(order, options, words):
     with pytest.raises(ValueError, match=words):
         simulate(Jobs([0], [1], [1]), Cluster.parse("1x1"), order, **options)

@@ -10,23 +10,20 @@ from weft.cluster.synthetic.generate import generate
 
 
 @with_traces
-@pytest.mark.parametrize(
-    ("file", "format", "nodes", "order", "placement", "jct", "more"),
-    [
-        ("tiresias/60_job.csv", "tiresias", "4x4", "fifo", "counted", 200.8167, {"makespan": 3335}),
-        ("tiresias/60_job.csv", "tiresias", "4x4", "fifo-skip", "counted", 190.6833, {"makespan": 3271}),
-        ("muri/muri_trace1_s.csv.gz", "tiresias", "8x8", "fifo", "counted", 10_313_080.6720, {}),
-        ("muri/trace1.csv.gz", "muri", "8x8", "fifo-skip", "counted", 5_488_127.6546, {}),
-        (
-            "helios/helios_venus_2vc_sept_helios_form.csv.gz", "helios", "20x8", "fifo", "consolidate", 18_497.0110,
-            {"queueing": 13_891.1205, "last_completion": 2_590_097, "makespan": 2_584_262},
-        ),
-        (
-            "helios/helios_venus_2vc_sept_helios_form.csv.gz", "helios", "20x8", "sjf", "consolidate", 5302.6798,
-            {"queueing": 696.7893},
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("file", "format", "nodes", "order", "placement", "jct", "more"), [
+    ("tiresias/60_job.csv", "tiresias", "4x4", "fifo", "counted", 200.8167, {"makespan": 3335}),
+    ("tiresias/60_job.csv", "tiresias", "4x4", "fifo-skip", "counted", 190.6833, {"makespan": 3271}),
+    ("muri/muri_trace1_s.csv.gz", "tiresias", "8x8", "fifo", "counted", 10_313_080.6720, {}),
+    ("muri/trace1.csv.gz", "muri", "8x8", "fifo-skip", "counted", 5_488_127.6546, {}),
+    (
+        "helios/helios_venus_2vc_sept_helios_form.csv.gz", "helios", "20x8", "fifo", "consolidate", 18_497.0110,
+        {"queueing": 13_891.1205, "last_completion": 2_590_097, "makespan": 2_584_262},
+    ),
+    (
+        "helios/helios_venus_2vc_sept_helios_form.csv.gz", "helios", "20x8", "sjf", "consolidate", 5302.6798,
+        {"queueing": 696.7893},
+    ),
+])  # fmt: skip
 def test_published_results_to_the_last_digit(file, format, nodes, order, placement, jct, more):
     jobs = trace.load(TRACES / file, format, {"vc": "vcvGl"} if format == "helios" else {})
     found = summary(simulate(jobs, Cluster.parse(nodes), order, placement))

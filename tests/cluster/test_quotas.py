@@ -14,21 +14,17 @@ from weft.definition import UnknownName
 TWO = jobs_of(("a", 0, 1, 1), ("b", 0, 1, 1))
 
 
-@pytest.mark.parametrize(
-    ("order", "more", "words"),
-    [
-        ("fair-share", {"weights": {"c": 1.0}}, "unknown tenant 'c' (there are: a, b)"),
-        ("fair-share", {"weights": {"a": -1.0}}, "the weight of tenant 'a' is -1.0; expected a number above 0"),
-        ("drf", {"weights": {"a": float("nan")}}, "the weight of tenant 'a' is nan"),
-        ("fifo", {"weights": {"a": 1.0}}, "order 'fifo' uses none; expected one of drf, fair-share"),
-        ("fifo", {"quotas": {"c": Quota(1)}}, "unknown tenant 'c'"),
-        ("fifo-easy", {"quotas": {"a": Quota(1)}}, "order 'fifo-easy' makes reservations by estimates"),
-        *((name, {"quotas": {"a": Quota(1)}}, f"order '{name}' preempts") for name in ("srtf", "time-slices")),
-        ("fair-share-easy", {}, "no job can have a reservation; expected 'fair-share' or 'fair-share-skip'"),
-        ("drf-conservative", {}, "expected 'drf' or 'drf-skip'"),
-        ("fair-shar", {}, "did you mean 'fair-share'?"),
-    ],
-)
+@pytest.mark.parametrize(("order", "more", "words"), [
+    ("fair-share", {"weights": {"c": 1.0}}, "unknown tenant 'c' (there are: a, b)"),
+    ("fair-share", {"weights": {"a": -1.0}}, "the weight of tenant 'a' is -1.0; expected a number above 0"),
+    ("drf", {"weights": {"a": float("nan")}}, "the weight of tenant 'a' is nan"),
+    ("fifo", {"weights": {"a": 1.0}}, "order 'fifo' uses none; expected one of drf, fair-share"),
+    ("fifo", {"quotas": {"c": Quota(1)}}, "unknown tenant 'c'"),
+    ("fifo-easy", {"quotas": {"a": Quota(1)}}, "order 'fifo-easy' makes reservations by estimates"),
+    *((name, {"quotas": {"a": Quota(1)}}, f"order '{name}' preempts") for name in ("srtf", "time-slices")),
+    ("fair-share-easy", {}, "no job can have a reservation; expected 'fair-share' or 'fair-share-skip'"),
+    ("drf-conservative", {}, "expected 'drf' or 'drf-skip'"), ("fair-shar", {}, "did you mean 'fair-share'?"),
+])  # fmt: skip
 def test_invalid_weights_and_quotas_are_refused(order, more, words):
     with pytest.raises(UnknownName if "unknown" in words else ValueError) as caught:
         simulate(TWO, Cluster.parse("1x2"), order, **more)
@@ -49,45 +45,33 @@ def test_quota_texts():
     assert quotas_of.parse_weights("a=2,b=x=0.5") == {"a": 2, "b=x": 0.5}
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a=x", "the quota of tenant 'a' is 'x'; expected GPUs, or GPUs:BORROWED"),
-        ("a=1:2:3", "the quota of tenant 'a' is '2:3'"),
-        ("a=-1", "tenant 'a': the nominal quota is -1.0; expected GPUs, 0 or more"),
-        ("a=nan", "tenant 'a': the nominal quota is nan"),
-        ("a=4:-1", "tenant 'a': the borrowing limit is -1.0"),
-        ("a=4:nan", "tenant 'a': the borrowing limit is nan"),
-        ("a=4,a=5", "names tenant 'a' twice"),
-        ("a=4,", "expected TENANT=…"),
-        ("=4", "expected TENANT=…"),
-        ("no-file.yaml", "quota 'no-file.yaml' is no file"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("a=x", "the quota of tenant 'a' is 'x'; expected GPUs, or GPUs:BORROWED"),
+    ("a=1:2:3", "the quota of tenant 'a' is '2:3'"),
+    ("a=-1", "tenant 'a': the nominal quota is -1.0; expected GPUs, 0 or more"),
+    ("a=nan", "tenant 'a': the nominal quota is nan"), ("a=4:-1", "tenant 'a': the borrowing limit is -1.0"),
+    ("a=4:nan", "tenant 'a': the borrowing limit is nan"), ("a=4,a=5", "names tenant 'a' twice"),
+    ("a=4,", "expected TENANT=…"), ("=4", "expected TENANT=…"), ("no-file.yaml", "quota 'no-file.yaml' is no file"),
+])  # fmt: skip
 def test_a_malformed_quota_is_refused(text, words):
     with pytest.raises(ValueError) as caught:
         quotas_of.given(text)
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "words"),
-    [
-        ("", "", "it is empty"),
-        ("quotas:\n- tenant: a\n  nominal: [\n", ":4", "no YAML"),
-        ("quota:\n- tenant: a\n", ":1", "unknown key 'quota'; did you mean 'quotas'?"),
-        ("{}", ":1", "'quotas' is missing"),
-        ("quotas: 5", ":1", "quotas is no list"),
-        ("quotas:\n- a\n", ":2", "a quota is a scalar; expected 'key: value' of tenant, nominal"),
-        ("quotas:\n- tenant: a\n  nominal: 3\n- tenant: b\n", ":4", "nominal is missing"),
-        ("quotas:\n- nominal: 3\n", ":2", "tenant is missing"),
-        ("quotas:\n- tenant: a\n  nominal: -3\n", ":3", "nominal is '-3'; expected GPUs, 0 or more"),
-        ("quotas:\n- tenant: a\n  nominal: 3\n  borrowing_limit: many\n", ":4", "borrowing_limit is 'many'"),
-        ("quotas:\n- tenant: a\n  nominal: 3\n  borowing_limit: 3\n", ":4", "did you mean 'borrowing_limit'?"),
-        ("quotas:\n- tenant: a\n  nominal: 3\n- tenant: a\n  nominal: 4\n", ":4", "tenant 'a' already exists"),
-        ("quotas:\n- tenant: [a]\n  nominal: 3\n", ":2", "tenant is no name"),
-    ],
-)
+@pytest.mark.parametrize(("text", "line", "words"), [
+    ("", "", "it is empty"), ("quotas:\n- tenant: a\n  nominal: [\n", ":4", "no YAML"),
+    ("quota:\n- tenant: a\n", ":1", "unknown key 'quota'; did you mean 'quotas'?"),
+    ("{}", ":1", "'quotas' is missing"), ("quotas: 5", ":1", "quotas is no list"),
+    ("quotas:\n- a\n", ":2", "a quota is a scalar; expected 'key: value' of tenant, nominal"),
+    ("quotas:\n- tenant: a\n  nominal: 3\n- tenant: b\n", ":4", "nominal is missing"),
+    ("quotas:\n- nominal: 3\n", ":2", "tenant is missing"),
+    ("quotas:\n- tenant: a\n  nominal: -3\n", ":3", "nominal is '-3'; expected GPUs, 0 or more"),
+    ("quotas:\n- tenant: a\n  nominal: 3\n  borrowing_limit: many\n", ":4", "borrowing_limit is 'many'"),
+    ("quotas:\n- tenant: a\n  nominal: 3\n  borowing_limit: 3\n", ":4", "did you mean 'borrowing_limit'?"),
+    ("quotas:\n- tenant: a\n  nominal: 3\n- tenant: a\n  nominal: 4\n", ":4", "tenant 'a' already exists"),
+    ("quotas:\n- tenant: [a]\n  nominal: 3\n", ":2", "tenant is no name"),
+])  # fmt: skip
 def test_a_malformed_quota_file_is_refused_with_its_line(tmp_path, text, line, words):
     pytest.importorskip("yaml")
     path = tmp_path / "quota.yaml"

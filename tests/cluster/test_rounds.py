@@ -102,17 +102,14 @@ def raises(view):
     raise ZeroDivisionError("by nought")
 
 
-@pytest.mark.parametrize(
-    ("decide", "message"),
-    [
-        (raises, "policy 'mine' at 2 s raised ZeroDivisionError: by nought"),
-        (lambda view: sys.exit(0), "policy 'mine' at 2 s raised SystemExit: 0"),
-        (lambda view: [], "policy 'mine' at 2 s starts none of the waiting jobs .1 job.* job 'j0' waits since 2 s"),
-        (lambda view: ["j0"], "policy 'mine' at 2 s chose 'j0'; expected jobs of view.jobs"),
-        (lambda view: [*view.jobs, *view.jobs], "policy 'mine' at 2 s chose job 'j0' twice; expected each once"),
-        (lambda view: 5, "policy 'mine' at 2 s raised TypeError"),
-    ],
-)
+@pytest.mark.parametrize(("decide", "message"), [
+    (raises, "policy 'mine' at 2 s raised ZeroDivisionError: by nought"),
+    (lambda view: sys.exit(0), "policy 'mine' at 2 s raised SystemExit: 0"),
+    (lambda view: [], "policy 'mine' at 2 s starts none of the waiting jobs .1 job.* job 'j0' waits since 2 s"),
+    (lambda view: ["j0"], "policy 'mine' at 2 s chose 'j0'; expected jobs of view.jobs"),
+    (lambda view: [*view.jobs, *view.jobs], "policy 'mine' at 2 s chose job 'j0' twice; expected each once"),
+    (lambda view: 5, "policy 'mine' at 2 s raised TypeError"),
+])  # fmt: skip
 def test_a_policy_that_fails_is_named_with_job_and_time(policy, decide, message):
     jobs = Jobs([2], [3], [1], id=["j0"])
     with pytest.raises(PolicyError, match=message):
@@ -123,32 +120,29 @@ def assign(thing, name):
     setattr(thing, name, 1)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda view: assign(view, "now"), "FrozenInstanceError: cannot assign to field 'now'"),
-        (lambda view: assign(view.jobs[0], "remaining"), "AttributeError: job 'j0': 'remaining' is read-only"),
-        (lambda view: delattr(view.jobs[0], "remaining"), "AttributeError: job 'j0': 'remaining' is read-only"),
-        (lambda view: view.jobs[0].waited.update(quota=1), "AttributeError: 'mappingproxy'"),
-        (lambda view: view.jobs[0].placed.clear(), "AttributeError: 'tuple'"),
-        (lambda view: view.jobs[0].stretches.clear(), "AttributeError: 'tuple'"),
-        (lambda view: view.jobs[0].row.duration.fill(0), "ValueError: assignment destination is read-only"),
-        (lambda view: assign(view.jobs[0].row, "gpus"), "AttributeError: jobs: 'gpus' is read-only"),
-        (lambda view: assign(view.nodes[0], "gpus"), "AttributeError: node 'node-0': 'gpus' is read-only"),
-        (lambda view: view.nodes[0].milli.clear(), "AttributeError: 'tuple'"),
-        (lambda view: view.nodes[0].pieces.clear(), "AttributeError: 'tuple'"),
-        (lambda view: view.nodes[0].clear(), "AttributeError: node 'node-0': 'pieces' is read-only"),
-        (lambda view: view.nodes[0].take(None, "j0", [0]), "AttributeError: node 'node-0': 'pieces' is read-only"),
-        (lambda view: view.nodes[0].give_back(None, "j0", [0]), "AttributeError: node 'node-0': 'pieces' is read-only"),
-        (lambda view: view.nodes[0].change(None, [0], 1), "AttributeError: node 'node-0': 'pieces' is read-only"),
-        (lambda view: assign(view.simulator, "now"), "AttributeError: the simulator: 'now' is read-only"),
-        (lambda view: view.simulator.place(view.jobs[0]), "AttributeError: the simulator shows a policy no 'place'"),
-        (lambda view: view.simulator.history.clear(), "AttributeError: 'tuple'"),
-        (lambda view: view.simulator.quotas.clear(), "AttributeError: 'mappingproxy'"),
-        (lambda v: assign(v.simulator.jobs["j0"], "remaining"), "AttributeError: job 'j0': 'remaining' is read-only"),
-        (lambda view: assign(view.simulator.nodes[0], "gpus"), "AttributeError: node 'node-0': 'gpus' is read-only"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda view: assign(view, "now"), "FrozenInstanceError: cannot assign to field 'now'"),
+    (lambda view: assign(view.jobs[0], "remaining"), "AttributeError: job 'j0': 'remaining' is read-only"),
+    (lambda view: delattr(view.jobs[0], "remaining"), "AttributeError: job 'j0': 'remaining' is read-only"),
+    (lambda view: view.jobs[0].waited.update(quota=1), "AttributeError: 'mappingproxy'"),
+    (lambda view: view.jobs[0].placed.clear(), "AttributeError: 'tuple'"),
+    (lambda view: view.jobs[0].stretches.clear(), "AttributeError: 'tuple'"),
+    (lambda view: view.jobs[0].row.duration.fill(0), "ValueError: assignment destination is read-only"),
+    (lambda view: assign(view.jobs[0].row, "gpus"), "AttributeError: jobs: 'gpus' is read-only"),
+    (lambda view: assign(view.nodes[0], "gpus"), "AttributeError: node 'node-0': 'gpus' is read-only"),
+    (lambda view: view.nodes[0].milli.clear(), "AttributeError: 'tuple'"),
+    (lambda view: view.nodes[0].pieces.clear(), "AttributeError: 'tuple'"),
+    (lambda view: view.nodes[0].clear(), "AttributeError: node 'node-0': 'pieces' is read-only"),
+    (lambda view: view.nodes[0].take(None, "j0", [0]), "AttributeError: node 'node-0': 'pieces' is read-only"),
+    (lambda view: view.nodes[0].give_back(None, "j0", [0]), "AttributeError: node 'node-0': 'pieces' is read-only"),
+    (lambda view: view.nodes[0].change(None, [0], 1), "AttributeError: node 'node-0': 'pieces' is read-only"),
+    (lambda view: assign(view.simulator, "now"), "AttributeError: the simulator: 'now' is read-only"),
+    (lambda view: view.simulator.place(view.jobs[0]), "AttributeError: the simulator shows a policy no 'place'"),
+    (lambda view: view.simulator.history.clear(), "AttributeError: 'tuple'"),
+    (lambda view: view.simulator.quotas.clear(), "AttributeError: 'mappingproxy'"),
+    (lambda v: assign(v.simulator.jobs["j0"], "remaining"), "AttributeError: job 'j0': 'remaining' is read-only"),
+    (lambda view: assign(view.simulator.nodes[0], "gpus"), "AttributeError: node 'node-0': 'gpus' is read-only"),
+])  # fmt: skip
 def test_a_policy_that_writes_is_named(policy, change, message):
     jobs = Jobs([2], [3], [1], id=["j0"])
     with pytest.raises(PolicyError, match=re.escape(f"policy 'mine' at 2 s raised {message}")):
@@ -178,18 +172,15 @@ ORDER = Order("k", {}, "of a test")
 
 
 @pytest.mark.parametrize("order", ["keys.py", "keys.py-skip"])
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ("lambda jobs: jobs.duration.fill(0)", "of job 'a', submitted at 0 s: ValueError: assignment destination"),
-        ("lambda jobs: setattr(jobs, 'gpus', 1)", "of job 'a', submitted at 0 s: AttributeError: jobs: 'gpus' is"),
-        ("lambda jobs: ([1 // (g - 2) for g in jobs.gpus.tolist()],)", "of job 'b', submitted at 5 s: ZeroDivisionE"),
-        ("lambda jobs: (jobs.gpus.mean(),)", "of job 'a', submitted at 0 s: TypeError: a column of float64 ()"),
-        ("lambda jobs: (jobs.gpus[:1],)", ": TypeError: a column of int64 (1,); expected 2 numbers"),
-        ("lambda jobs: (list(jobs.id),)", "of job 'a', submitted at 0 s: TypeError: a column of <U1 (1,)"),
-        ("lambda jobs: (jobs.gpus * float('nan'),)", "of job 'a', submitted at 0 s: ValueError: the key of job 'a'"),
-    ],
-)
+@pytest.mark.parametrize(("keys", "message"), [
+    ("lambda jobs: jobs.duration.fill(0)", "of job 'a', submitted at 0 s: ValueError: assignment destination"),
+    ("lambda jobs: setattr(jobs, 'gpus', 1)", "of job 'a', submitted at 0 s: AttributeError: jobs: 'gpus' is"),
+    ("lambda jobs: ([1 // (g - 2) for g in jobs.gpus.tolist()],)", "of job 'b', submitted at 5 s: ZeroDivisionE"),
+    ("lambda jobs: (jobs.gpus.mean(),)", "of job 'a', submitted at 0 s: TypeError: a column of float64 ()"),
+    ("lambda jobs: (jobs.gpus[:1],)", ": TypeError: a column of int64 (1,); expected 2 numbers"),
+    ("lambda jobs: (list(jobs.id),)", "of job 'a', submitted at 0 s: TypeError: a column of <U1 (1,)"),
+    ("lambda jobs: (jobs.gpus * float('nan'),)", "of job 'a', submitted at 0 s: ValueError: the key of job 'a'"),
+])  # fmt: skip
 def test_keys_that_write_or_fail_are_named_with_job_and_time(tmp_path, order, keys, message):
     (tmp_path / "keys.py").write_text(KEYS.format(keys))
     jobs = Jobs([0, 5], [3, 3], [1, 2], id=["a", "b"])
@@ -251,14 +242,10 @@ def test_an_order_may_lie_in_a_file(tmp_path):
     assert result.start.tolist() == [4, 0]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("1 / 0", "ZeroDivisionError: division by zero"),
-        ("", "ORDER is None; expected a weft.cluster.order.Order"),
-        ("from weft.cluster.orders.srtf import ORDER", "must be in weft/cluster/orders"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("1 / 0", "ZeroDivisionError: division by zero"), ("", "ORDER is None; expected a weft.cluster.order.Order"),
+    ("from weft.cluster.orders.srtf import ORDER", "must be in weft/cluster/orders"),
+])  # fmt: skip
 def test_a_file_without_an_order_is_refused(tmp_path, text, message):
     path = tmp_path / "mine.py"
     path.write_text(text)

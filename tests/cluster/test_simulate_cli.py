@@ -135,14 +135,11 @@ def test_names_are_printed_as_they_are(weft, tmp_path):
     assert code == 0 and "[/b]" in out and "[bold]" in out and "\x1b" not in out
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ("1700000000000000000,100,1", "submit of job 0 (row 0) is 1.7e+18; expected seconds, at most 1e+11"),
-        ("0,1e300,1", "duration of job 0 (row 0) is 1e+300; expected seconds"),
-        ("0,1," + "1" * 200_000, "t.csv:2: field larger than field limit"),
-    ],
-)
+@pytest.mark.parametrize(("row", "words"), [
+    ("1700000000000000000,100,1", "submit of job 0 (row 0) is 1.7e+18; expected seconds, at most 1e+11"),
+    ("0,1e300,1", "duration of job 0 (row 0) is 1e+300; expected seconds"),
+    ("0,1," + "1" * 200_000, "t.csv:2: field larger than field limit"),
+])  # fmt: skip
 def test_what_is_no_time_or_no_cell_is_refused(weft, tmp_path, row, words):
     (tmp_path / "t.csv").write_text(f"submit,duration,gpus\n{row}\n")
     code, _, err = weft(tmp_path / "t.csv", "--format", "csv", "--nodes", "1x1")
@@ -190,33 +187,30 @@ def test_a_number_of_a_format_is_a_number(weft, tmp_path):
     assert (code, out) == (2, "") and "is 'two'; expected a number" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--format", "csv"], "the cluster is missing; expected one: --nodes 20x8, or --cluster FILE"),
-        (["--format", "csv", "--nodes", "8"], "should read COUNTxGPUS"),
-        (["--format", "csv", "--nodes", "1x8", "--cluster", "x"], "both --nodes and --cluster are given"),
-        (["--format", "csv", "--cluster", "x", "--gpu-memory", "8"], "--gpu-memory goes with --nodes"),
-        (["--format", "csv", "--cluster", "nowhere.yaml"], "nowhere.yaml"),
-        (["--nodes", "1x8"], "--format is missing; expected one of acme"),
-        (["--nodes", "1x8", "--format", "cvs"], "did you mean 'csv'"),
-        (["--nodes", "1x8", "--format", "csv", "--option", "x=1"], "unknown option of trace format 'csv' 'x'"),
-        (["--nodes", "1x8", "--format", "csv", "--option", "columns"], "expected NAME=VALUE"),
-        (["--nodes", "1x8", "--format", "csv", "--columns", "gpus"], "expected NAME=FILE'S"),
-        (["--nodes", "1x8", "--format", "csv", "--columns", "gpus=a,gpus=b"], "names 'gpus' twice"),
-        (["--nodes", "1x8", "--format", "csv", "--columns", "gqus=a"], "did you mean 'gpus'"),
-        (["--nodes", "1x8", "--format", "tiresias", "--columns", "gpus=a"], "unknown option of trace format 'tiresias'"),
-        (["--nodes", "1x8", "--format", "csv", "--columns", "gpus=a", "--option", "columns=b=c"], "is given twice"),
-        (["--nodes", "1x8", "--format", "csv", "--order", "fofi"], "did you mean 'fifo'"),
-        (["--nodes", "1x8", "--format", "csv", "--placement", "bets"], "did you mean 'best'"),
-        (["--nodes", "1x8", "--format", "csv", "--ties", "lowst"], "did you mean 'lowest'"),
-        (["--nodes", "1x8", "--format", "csv", "--where", "tenant"], "expected COLUMN=VALUE"),
-        (["--nodes", "1x8", "--format", "csv", "--where", "tenant=c"], "unknown tenant 'c' (there are: a, b)"),
-        (["--nodes", "1x8", "--format", "csv", "--pictures", "x.pdf"], "ends in .html, .png or .svg"),
-        (["--nodes", "1x8", "--format", "csv", "--limit", "0"], "limit"),
-        (["--nodes", "1x8", "--format", "csv", "--seed", "-1"], "seed"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("words", "told"), [
+    (["--format", "csv"], "the cluster is missing; expected one: --nodes 20x8, or --cluster FILE"),
+    (["--format", "csv", "--nodes", "8"], "should read COUNTxGPUS"),
+    (["--format", "csv", "--nodes", "1x8", "--cluster", "x"], "both --nodes and --cluster are given"),
+    (["--format", "csv", "--cluster", "x", "--gpu-memory", "8"], "--gpu-memory goes with --nodes"),
+    (["--format", "csv", "--cluster", "nowhere.yaml"], "nowhere.yaml"),
+    (["--nodes", "1x8"], "--format is missing; expected one of acme"),
+    (["--nodes", "1x8", "--format", "cvs"], "did you mean 'csv'"),
+    (["--nodes", "1x8", "--format", "csv", "--option", "x=1"], "unknown option of trace format 'csv' 'x'"),
+    (["--nodes", "1x8", "--format", "csv", "--option", "columns"], "expected NAME=VALUE"),
+    (["--nodes", "1x8", "--format", "csv", "--columns", "gpus"], "expected NAME=FILE'S"),
+    (["--nodes", "1x8", "--format", "csv", "--columns", "gpus=a,gpus=b"], "names 'gpus' twice"),
+    (["--nodes", "1x8", "--format", "csv", "--columns", "gqus=a"], "did you mean 'gpus'"),
+    (["--nodes", "1x8", "--format", "tiresias", "--columns", "gpus=a"], "unknown option of trace format 'tiresias'"),
+    (["--nodes", "1x8", "--format", "csv", "--columns", "gpus=a", "--option", "columns=b=c"], "is given twice"),
+    (["--nodes", "1x8", "--format", "csv", "--order", "fofi"], "did you mean 'fifo'"),
+    (["--nodes", "1x8", "--format", "csv", "--placement", "bets"], "did you mean 'best'"),
+    (["--nodes", "1x8", "--format", "csv", "--ties", "lowst"], "did you mean 'lowest'"),
+    (["--nodes", "1x8", "--format", "csv", "--where", "tenant"], "expected COLUMN=VALUE"),
+    (["--nodes", "1x8", "--format", "csv", "--where", "tenant=c"], "unknown tenant 'c' (there are: a, b)"),
+    (["--nodes", "1x8", "--format", "csv", "--pictures", "x.pdf"], "ends in .html, .png or .svg"),
+    (["--nodes", "1x8", "--format", "csv", "--limit", "0"], "limit"),
+    (["--nodes", "1x8", "--format", "csv", "--seed", "-1"], "seed"),
+])  # fmt: skip
 @pytest.mark.parametrize("verb", [(), ("compare", "--policy", "fifo:best")])
 def test_mistakes_are_reported_before_anything_runs(weft, file, monkeypatch, verb, words, told):
     if verb and {"--order", "--placement", "--seed", "--ties"} & set(words):

@@ -43,13 +43,10 @@ def differences(slurm: list[float], start) -> list[str]:
     return late + [f"job {b} starts before job {a}" for a, b in np.argwhere(swapped)]
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "order", "others"),
-    [
-        pytest.param("builtin", "fifo", ["fifo-skip", "sjf"], marks=pytest.mark.long),
-        ("backfill", "fifo-conservative", ["fifo", "fifo-skip", "fifo-easy"]),
-    ],
-)
+@pytest.mark.parametrize(("scheduler", "order", "others"), [
+    pytest.param("builtin", "fifo", ["fifo-skip", "sjf"], marks=pytest.mark.long),
+    ("backfill", "fifo-conservative", ["fifo", "fifo-skip", "fifo-easy"]),
+])  # fmt: skip
 def test_jobs_start_as_in_slurm(scheduler, order, others):
     jobs = workload()
 

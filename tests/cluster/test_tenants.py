@@ -69,16 +69,13 @@ def test_strict_the_head_of_the_first_tenant_blocks_all_jobs():
 COHORT = {"team-a": Quota(9), "team-b": Quota(12)}
 
 
-@pytest.mark.parametrize(
-    ("quotas", "of_a", "lacks"),
-    [
-        (COHORT, 21, ""),  # what b does not use a borrows
-        (COHORT | {"team-a": Quota(9, 1)}, 10, ""),  # up to its borrowing limit
-        (COHORT | {"team-a": Quota(9, 0)}, 9, ""),
-        ({"team-b": Quota(12)}, 12, ""),  # a tenant without a quota has none of its own and borrows
-        ({"team-b": Quota(12), "*": Quota(0, 0)}, 0, "it needs 1 GPU, and the quota of tenant 'team-a' is 0"),
-    ],
-)
+@pytest.mark.parametrize(("quotas", "of_a", "lacks"), [
+    (COHORT, 21, ""),  # what b does not use a borrows
+    (COHORT | {"team-a": Quota(9, 1)}, 10, ""),  # up to its borrowing limit
+    (COHORT | {"team-a": Quota(9, 0)}, 9, ""),
+    ({"team-b": Quota(12)}, 12, ""),  # a tenant without a quota has none of its own and borrows
+    ({"team-b": Quota(12), "*": Quota(0, 0)}, 0, "it needs 1 GPU, and the quota of tenant 'team-a' is 0"),
+])  # fmt: skip
 def test_a_tenant_borrows_what_its_cohort_leaves(quotas, of_a, lacks):
     rows = [*[("team-a", 0, 10, 1)] * 30, ("team-b", 1, 10, 12), ("team-b", 30, 10, 12)]
     for order in ("fifo", "fifo-skip", "fair-share", "sjf-skip"):

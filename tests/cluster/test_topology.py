@@ -39,17 +39,14 @@ def test_groups_are_cut_into_racks_and_domains():
     assert usual.rack.tolist() == [0] * 5 and usual.domain.tolist() == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize(
-    ("group", "words"),
-    [
-        ({"rack_nodes": 0}, "rack_nodes is 0; expected 1 or more nodes"),
-        ({"nvlink_domain_nodes": -1}, "nvlink_domain_nodes is -1; expected 1 or more nodes"),
-        ({"rack_nodes": 2, "rack": "x"}, "rack and rack_nodes are both given; expected one of them"),
-        ({"nvlink_domain_nodes": 2, "nvlink_domain": "x"}, "nvlink_domain and nvlink_domain_nodes are both given"),
-        ({"rack_nodes": 5, "nvlink_domain_nodes": 2}, "expected whole domains in a rack"),
-        ({"rack_nodes": 2, "nvlink_domain": "d"}, "'d' is in racks 'node-rack-0' and 'node-rack-1'; expected one"),
-    ],
-)
+@pytest.mark.parametrize(("group", "words"), [
+    ({"rack_nodes": 0}, "rack_nodes is 0; expected 1 or more nodes"),
+    ({"nvlink_domain_nodes": -1}, "nvlink_domain_nodes is -1; expected 1 or more nodes"),
+    ({"rack_nodes": 2, "rack": "x"}, "rack and rack_nodes are both given; expected one of them"),
+    ({"nvlink_domain_nodes": 2, "nvlink_domain": "x"}, "nvlink_domain and nvlink_domain_nodes are both given"),
+    ({"rack_nodes": 5, "nvlink_domain_nodes": 2}, "expected whole domains in a rack"),
+    ({"rack_nodes": 2, "nvlink_domain": "d"}, "'d' is in racks 'node-rack-0' and 'node-rack-1'; expected one"),
+])  # fmt: skip
 def test_an_invalid_group_is_refused(tmp_path, group, words):
     with pytest.raises(ValueError) as caught:
         Cluster.of([NodeGroup(4, **group)])

@@ -115,14 +115,10 @@ def test_acme_takes_the_time_between_start_and_end(write):
     assert rows(jobs, "pods") == [("5", 0.0, 117.0, 8, 0), ("6", 1.0, 1.0, 8, 1)]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "{model}\tcmd\tfolder\t-n\t1\t{steps}\t{gpus}\t2\t-1.0\t{at}\n",
-        "{model}\tcmd\t-n\t1\t{steps}\t{gpus}\t2\t-1.0\t{at}\n",
-        "{model}\tcmd\t-n\t1\t{steps}\t{at}\t{gpus}\n",
-    ],
-)
+@pytest.mark.parametrize("line", [
+    "{model}\tcmd\tfolder\t-n\t1\t{steps}\t{gpus}\t2\t-1.0\t{at}\n",
+    "{model}\tcmd\t-n\t1\t{steps}\t{gpus}\t2\t-1.0\t{at}\n", "{model}\tcmd\t-n\t1\t{steps}\t{at}\t{gpus}\n",
+])  # fmt: skip
 def test_gavel_divides_steps_by_their_speed(write, line):
     write("simulation_throughputs.json.gz", gzip.compress(json.dumps(SPEEDS).encode()))
     asked = (("LM", 100, 2, 7.5), ("LM", 100, 1, 8), ("LM", 100, 4, 9), ("GPT", 100, 2, 9))
@@ -182,12 +178,9 @@ def test_kubectl(write):
             nodeSelector={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}, priority=1000,
             initContainers=[{"resources": {"limits": {"cpu": "4"}}}],
         ),
-        node("n", {"cpu": "8", "memory": "64Gi"}),
-        pod("runs", {"nvidia.com/gpu": "8"}, phase="Running"),
-        pod("evicted", {"nvidia.com/gpu": "8"}, phase="Failed"),
-        pod("web", {"cpu": "1"}, ran),
-        pod("slice", {"nvidia.com/mig-3g.20gb": "1"}, ran),
-        pod("share", {"nvidia.com/gpu.shared": "1"}, ran),
+        node("n", {"cpu": "8", "memory": "64Gi"}), pod("runs", {"nvidia.com/gpu": "8"}, phase="Running"),
+        pod("evicted", {"nvidia.com/gpu": "8"}, phase="Failed"), pod("web", {"cpu": "1"}, ran),
+        pod("slice", {"nvidia.com/mig-3g.20gb": "1"}, ran), pod("share", {"nvidia.com/gpu.shared": "1"}, ran),
     ]  # fmt: skip
     jobs = trace.load(write("pods.json", {"kind": "List", "items": items}), "kubectl", {"tenant": "lab"})
     train, again = ("lab/train", 0.0, 60.0, 8, 4000, 2048, 1000.0, 1), ("lab/again", 5.0, 110.0, 1, 0, 0, 0.0, 1)
@@ -202,28 +195,24 @@ def test_kubectl(write):
 
 
 @with_traces
-@pytest.mark.parametrize(
-    ("file", "format", "count", "gpus", "dropped"),
-    [
-        ("philly/sia_pollux_philly.csv.gz", "philly", 82_247, 107_235, {}),
-        ("philly/chronus_trace_job_Philly_MIX1.csv.gz", "tiresias", 30_756, 42_947, {"no GPU": 184}),
-        ("swf/workload.swf", "swf", 25, None, {}),
-        ("muri/trace2.csv.gz", "muri", 5755, None, {}),
-        ("philly/chronus_trace_job_Philly_MIX1.csv.gz", "chronus", 30_756, 42_947, {"no GPU": 184}),
-        ("philly/chronus_trace_job_Philly_MIX2.csv.gz", "chronus", 30_746, 43_061, {"no GPU": 194}),
-        ("philly/chronus_trace_job_Philly_SLO.csv.gz", "chronus", 30_735, 42_785, {"no GPU": 205}),
-        (
-            "alibaba/disaggregated_DLRM_trace.csv.gz", "alibaba2025", 3218, 3218,
-            {"no GPU": 16_485, "there before the window": 2277 + 846, "there after the window": 1045},
-        ),
-        ("gavel/physical_cluster/max_min_fairness.trace", "gavel", 96, 169, {}),
-        ("gavel/physical_cluster/minimize_makespan.trace", "gavel", 100, 175, {}),
-        ("gavel/msr/seed_0/23dbec.trace", "gavel", 8, 50, {"no speed on so many v100": 1}),
-        ("gavel/msr/seed_0/ed69ec.trace.gz", "gavel", 951, 951, {}),
-        ("pollux/workloads/workload-1.csv", "pollux", 160, 1092, {}),
-        ("sia/workloads/scale/scale_32x/workload-1.csv.gz", "sia", 5120, 48_512, {}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("file", "format", "count", "gpus", "dropped"), [
+    ("philly/sia_pollux_philly.csv.gz", "philly", 82_247, 107_235, {}),
+    ("philly/chronus_trace_job_Philly_MIX1.csv.gz", "tiresias", 30_756, 42_947, {"no GPU": 184}),
+    ("swf/workload.swf", "swf", 25, None, {}), ("muri/trace2.csv.gz", "muri", 5755, None, {}),
+    ("philly/chronus_trace_job_Philly_MIX1.csv.gz", "chronus", 30_756, 42_947, {"no GPU": 184}),
+    ("philly/chronus_trace_job_Philly_MIX2.csv.gz", "chronus", 30_746, 43_061, {"no GPU": 194}),
+    ("philly/chronus_trace_job_Philly_SLO.csv.gz", "chronus", 30_735, 42_785, {"no GPU": 205}),
+    (
+        "alibaba/disaggregated_DLRM_trace.csv.gz", "alibaba2025", 3218, 3218,
+        {"no GPU": 16_485, "there before the window": 2277 + 846, "there after the window": 1045},
+    ),
+    ("gavel/physical_cluster/max_min_fairness.trace", "gavel", 96, 169, {}),
+    ("gavel/physical_cluster/minimize_makespan.trace", "gavel", 100, 175, {}),
+    ("gavel/msr/seed_0/23dbec.trace", "gavel", 8, 50, {"no speed on so many v100": 1}),
+    ("gavel/msr/seed_0/ed69ec.trace.gz", "gavel", 951, 951, {}),
+    ("pollux/workloads/workload-1.csv", "pollux", 160, 1092, {}),
+    ("sia/workloads/scale/scale_32x/workload-1.csv.gz", "sia", 5120, 48_512, {}),
+])  # fmt: skip
 def test_real_traces(file, format, count, gpus, dropped):
     jobs = trace.load(TRACES / file, format)
     assert (len(jobs), jobs.dropped) == (count, dropped) and gpus in (None, jobs.gpus.sum())

@@ -46,19 +46,16 @@ def test_a_column_that_is_not_read_is_reported(write, tmp_path):
     assert trace.load(tmp_path / "t.parquet", "parquet").warnings == (told,)
 
 
-@pytest.mark.parametrize(
-    ("header", "words"),
-    [
-        ("submit,durations,gpus", "column duration is missing; did you mean 'durations'? (there are: submit, duration"),
-        (
-            "submit,time,GPUS",
-            "columns duration, gpus are missing; did you mean 'GPUS'? (there are: submit, time, GPUS); called "
-            "otherwise: --columns duration=…,gpus=…",
-        ),
-        ("begin,time,gpu_num", "columns submit, duration, gpus are missing (there are"),
-        ("submit,duration,gpus,gpus", "column gpus is there 2 times; expected it once"),
-    ],
-)
+@pytest.mark.parametrize(("header", "words"), [
+    ("submit,durations,gpus", "column duration is missing; did you mean 'durations'? (there are: submit, duration"),
+    (
+        "submit,time,GPUS",
+        "columns duration, gpus are missing; did you mean 'GPUS'? (there are: submit, time, GPUS); called "
+        "otherwise: --columns duration=…,gpus=…",
+    ),
+    ("begin,time,gpu_num", "columns submit, duration, gpus are missing (there are"),
+    ("submit,duration,gpus,gpus", "column gpus is there 2 times; expected it once"),
+])  # fmt: skip
 def test_a_column_that_is_missing_or_there_twice_is_named(write, header, words):
     with pytest.raises(TraceError, match=re.escape(words)):
         trace.load(write("t.csv", f"{header}\n{','.join('1' for _ in header.split(','))}\n"), "csv")
@@ -68,19 +65,15 @@ def test_a_column_that_is_not_read_may_appear_twice(write):
     assert len(trace.load(write("t.csv", "submit,duration,gpus,x,x\n0,1,1,a,b\n"), "csv")) == 1
 
 
-@pytest.mark.parametrize(
-    ("column", "values", "told"),
-    [
-        ("cpu", (8, 96), "the largest request of a job is 96 thousandths of a core; is the column in another unit?"),
-        ("cpu", (8, 128), "the largest request of a job is 128 thousandths of a core; is"),
-        ("memory", (64, 512), "the largest request of a job is 512 MiB; is"),
-        ("memory", (1, 2**36), "the largest request of a job is 68,719,476,736 MiB; is"),
-        ("gpu_memory", (1, 81920), "the largest request of a job is 81,920.0 GB of each GPU; is"),
-        ("milli", (1, 1), "the largest request of a job is 1 thousandths of each GPU; is"),
-        ("cpu", (0, 500), ""),
-        ("memory", (0, 65536), ""),
-    ],
-)
+@pytest.mark.parametrize(("column", "values", "told"), [
+    ("cpu", (8, 96), "the largest request of a job is 96 thousandths of a core; is the column in another unit?"),
+    ("cpu", (8, 128), "the largest request of a job is 128 thousandths of a core; is"),
+    ("memory", (64, 512), "the largest request of a job is 512 MiB; is"),
+    ("memory", (1, 2**36), "the largest request of a job is 68,719,476,736 MiB; is"),
+    ("gpu_memory", (1, 81920), "the largest request of a job is 81,920.0 GB of each GPU; is"),
+    ("milli", (1, 1), "the largest request of a job is 1 thousandths of each GPU; is"), ("cpu", (0, 500), ""),
+    ("memory", (0, 65536), ""),
+])  # fmt: skip
 def test_a_column_in_another_unit_is_reported(write, column, values, told):
     text = f"submit,duration,gpus,{column}\n" + "".join(f"0,1,1,{value}\n" for value in values)
     warnings = trace.load(write("t.csv", text), "csv").warnings
@@ -136,15 +129,12 @@ def test_dates_count_from_the_first(write):
     assert renamed.submit.tolist() == [0]
 
 
-@pytest.mark.parametrize(
-    ("cells", "words"),
-    [
-        (("2024-03-01", "2024-13-01"), ":3: submit is '2024-13-01'; expected a date, such as 2024-03-01 12:00:00"),
-        (("5", "2024-03-01"), ":3: submit is '2024-03-01'; expected a number; all of the column are dates, or seconds"),
-        (("2024-03-01", "5"), ":3: submit is '5'; expected a date"),
-        (("soon",), ":2: submit is 'soon'; expected a date, such as 2024-03-01 12:00:00; all"),
-    ],
-)
+@pytest.mark.parametrize(("cells", "words"), [
+    (("2024-03-01", "2024-13-01"), ":3: submit is '2024-13-01'; expected a date, such as 2024-03-01 12:00:00"),
+    (("5", "2024-03-01"), ":3: submit is '2024-03-01'; expected a number; all of the column are dates, or seconds"),
+    (("2024-03-01", "5"), ":3: submit is '5'; expected a date"),
+    (("soon",), ":2: submit is 'soon'; expected a date, such as 2024-03-01 12:00:00; all"),
+])  # fmt: skip
 def test_a_column_of_times_is_dates_or_seconds(write, cells, words):
     with pytest.raises(TraceError, match=re.escape(words)):
         trace.load(write("t", "submit,duration,gpus\n" + "\n".join(f"{cell},5,1" for cell in cells)), "csv")
@@ -243,47 +233,43 @@ def test_an_option_that_a_format_has_not_is_named(write):
         trace.load("t.csv", "phily")
 
 
-@pytest.mark.parametrize(
-    ("format", "text", "words"),
-    [
-        ("csv", "submit,duration,gpus,pods\n0,1,2,0.5\n", "t:2: pods is 0.5; expected a whole number of 0 or more"),
-        ("csv", "submit,duration,gpus,cpu\n0,1,1,0.5\n", "cpu is 0.5; expected a whole number of 0 or more (thousandths"),
-        ("csv", "submit,duration,gpus,pods,cpu\n0,1,0,4e9,4\n", "pods of job 0 (row 0) is 4,000,000,000; expected at most"),
-        ("csv", "submit,duration,gpus\n0,1,1e12\n", "gpus of job 0 (row 0) is 1,000,000,000,000; expected at most 10,000,000"),
-        ("csv", "submit,duration,gpus,cpu\n0,1,2,inf\n", "t:2: cpu is inf; expected a whole number"),
-        ("csv", "submit,duration,gpus\n0,1,inf\n", "t:2: inf GPUs; expected a whole number"),
-        ("csv", "submit,duration,gpus,pods\n0,1,3,2\n", "t: jobs: job 0 (row 0) has 3 GPUs in 2 pods; expected equal pods"),
-        ("csv", "", "columns submit, duration, gpus are missing (there are: none)"),
-        ("tiresias", TIRESIAS, "no jobs are left to simulate (the file has none)"),
-        ("tiresias", TIRESIAS + "0,1,0,5,x,10\n", "t:2: 6 columns; expected 7"),
-        ("tiresias", TIRESIAS + "0,1,0,5,x,10,0\n1,one,0,5,x,10,0\n", "t:3: num_gpu is 'one'; expected a number"),
-        ("tiresias", TIRESIAS + "0,1,-5,5,x,10,0\n", "t:2: the submission is -5; expected 0 or more"),
-        ("tiresias", TIRESIAS + "0,1.5,0,5,x,10,0\n", "t:2: 1.5 GPUs; expected a whole number"),
-        ("tiresias", TIRESIAS + "0,0,0,5,x,10,0\n0,1,0,5,x,,0\n", "dropped: no submission or duration, 1 dropped: no GPU"),
-        ("tiresias", TIRESIAS + "0,1,inf,5,x,10,0\n", "submit of job '0' (row 0) is inf"),
-        ("helios", HELIOS.replace("09 18:41:01", "09 18:41:0x"), "t:2: submit_time is '2020-06-09 18:41:0x'; expected"),
-        ("philly", "[{]", "t:1: no JSON at column 3"),
-        ("philly", "[" * 100_000, "t: no JSON"),
-        ("philly", '[{"jobid": ' + "1" * 10_000 + "}]", "t: no JSON"),
-        ("philly", "{}", "a JSON dict; expected a list of jobs"),
-        ("philly", '[{"jobid": "x"}]', "job 1 (x): KeyError: 'submitted_time'; expected submitted_time"),
-        ("philly", "[3]", "job 1 (no object): TypeError"),
-        ("philly", json.dumps([philly("x", "yesterday")]), "job 1 (x): ValueError"),
-        ("philly", "timestamp,duration,num_gpus,gpu_time,cluster\nnoon,1,1,1,c\n", "t:2: timestamp is 'noon'; expected"),
-        ("pai", "a,b,1,T,1,2,1,1,100\n", "t:1: 9 columns; expected 10"),
-        ("pai", "a,b,1.5,T,1,2,1,1,100,T4\n", "t:1: inst_num is 1.5; expected a whole number of 1 or more"),
-        ("pai", "a,b,1,T,9,2,1,1,100,T4\n", "t:1: the duration is -7"),
-        ("gavel", "LM\tcmd\t-n\t1\t100\t0\t1\n", "it needs simulation_throughputs.json, which is neither in its folder"),
-        ("sacct", SACCT.replace("1-02:00:01", "1:2:3:4"), "t:2: Elapsed is '1:2:3:4'; expected [days-][hours:]minutes:sec"),
-        ("sacct", SACCT.replace("gpu=8", "gpu=x"), "t:2: 'gres/gpu=x'"),
-        ("sacct", SACCT.replace("mem=500G", "mem=big"), "t:2: mem=big; expected a size such as 64G"),
-        ("sacct", SACCT.replace("T10:00:30", " half past ten"), "t:2: Submit is '2024-05-01 half past ten'; expected"),
-        ("sacct", SACCT.replace("AllocTRES", "TRES"), "column AllocTRES is missing"),
-        ("kubectl", "[]", "no Kubernetes objects; expected what 'kubectl get … -o json' writes"),
-        ("kubectl", json.dumps(pod("p", {"nvidia.com/gpu": "two"})), "pod lab/p: ValueError: 'two' is no quantity"),
-        ("kubectl", json.dumps({"kind": "Pod"}), "pod default/: KeyError"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("format", "text", "words"), [
+    ("csv", "submit,duration,gpus,pods\n0,1,2,0.5\n", "t:2: pods is 0.5; expected a whole number of 0 or more"),
+    ("csv", "submit,duration,gpus,cpu\n0,1,1,0.5\n", "cpu is 0.5; expected a whole number of 0 or more (thousandths"),
+    ("csv", "submit,duration,gpus,pods,cpu\n0,1,0,4e9,4\n", "pods of job 0 (row 0) is 4,000,000,000; expected at most"),
+    ("csv", "submit,duration,gpus\n0,1,1e12\n", "gpus of job 0 (row 0) is 1,000,000,000,000; expected at most 10,000,000"),
+    ("csv", "submit,duration,gpus,cpu\n0,1,2,inf\n", "t:2: cpu is inf; expected a whole number"),
+    ("csv", "submit,duration,gpus\n0,1,inf\n", "t:2: inf GPUs; expected a whole number"),
+    ("csv", "submit,duration,gpus,pods\n0,1,3,2\n", "t: jobs: job 0 (row 0) has 3 GPUs in 2 pods; expected equal pods"),
+    ("csv", "", "columns submit, duration, gpus are missing (there are: none)"),
+    ("tiresias", TIRESIAS, "no jobs are left to simulate (the file has none)"),
+    ("tiresias", TIRESIAS + "0,1,0,5,x,10\n", "t:2: 6 columns; expected 7"),
+    ("tiresias", TIRESIAS + "0,1,0,5,x,10,0\n1,one,0,5,x,10,0\n", "t:3: num_gpu is 'one'; expected a number"),
+    ("tiresias", TIRESIAS + "0,1,-5,5,x,10,0\n", "t:2: the submission is -5; expected 0 or more"),
+    ("tiresias", TIRESIAS + "0,1.5,0,5,x,10,0\n", "t:2: 1.5 GPUs; expected a whole number"),
+    ("tiresias", TIRESIAS + "0,0,0,5,x,10,0\n0,1,0,5,x,,0\n", "dropped: no submission or duration, 1 dropped: no GPU"),
+    ("tiresias", TIRESIAS + "0,1,inf,5,x,10,0\n", "submit of job '0' (row 0) is inf"),
+    ("helios", HELIOS.replace("09 18:41:01", "09 18:41:0x"), "t:2: submit_time is '2020-06-09 18:41:0x'; expected"),
+    ("philly", "[{]", "t:1: no JSON at column 3"), ("philly", "[" * 100_000, "t: no JSON"),
+    ("philly", '[{"jobid": ' + "1" * 10_000 + "}]", "t: no JSON"),
+    ("philly", "{}", "a JSON dict; expected a list of jobs"),
+    ("philly", '[{"jobid": "x"}]', "job 1 (x): KeyError: 'submitted_time'; expected submitted_time"),
+    ("philly", "[3]", "job 1 (no object): TypeError"),
+    ("philly", json.dumps([philly("x", "yesterday")]), "job 1 (x): ValueError"),
+    ("philly", "timestamp,duration,num_gpus,gpu_time,cluster\nnoon,1,1,1,c\n", "t:2: timestamp is 'noon'; expected"),
+    ("pai", "a,b,1,T,1,2,1,1,100\n", "t:1: 9 columns; expected 10"),
+    ("pai", "a,b,1.5,T,1,2,1,1,100,T4\n", "t:1: inst_num is 1.5; expected a whole number of 1 or more"),
+    ("pai", "a,b,1,T,9,2,1,1,100,T4\n", "t:1: the duration is -7"),
+    ("gavel", "LM\tcmd\t-n\t1\t100\t0\t1\n", "it needs simulation_throughputs.json, which is neither in its folder"),
+    ("sacct", SACCT.replace("1-02:00:01", "1:2:3:4"), "t:2: Elapsed is '1:2:3:4'; expected [days-][hours:]minutes:sec"),
+    ("sacct", SACCT.replace("gpu=8", "gpu=x"), "t:2: 'gres/gpu=x'"),
+    ("sacct", SACCT.replace("mem=500G", "mem=big"), "t:2: mem=big; expected a size such as 64G"),
+    ("sacct", SACCT.replace("T10:00:30", " half past ten"), "t:2: Submit is '2024-05-01 half past ten'; expected"),
+    ("sacct", SACCT.replace("AllocTRES", "TRES"), "column AllocTRES is missing"),
+    ("kubectl", "[]", "no Kubernetes objects; expected what 'kubectl get … -o json' writes"),
+    ("kubectl", json.dumps(pod("p", {"nvidia.com/gpu": "two"})), "pod lab/p: ValueError: 'two' is no quantity"),
+    ("kubectl", json.dumps({"kind": "Pod"}), "pod default/: KeyError"),
+])  # fmt: skip
 def test_what_is_malformed_is_named(write, format, text, words):
     with pytest.raises(TraceError) as caught:
         trace.load(write("t", text), format)
@@ -323,19 +309,13 @@ PODS = {
     ],
 }
 SAMPLES = {
-    "csv": OWN.replace("name,at,s,gpu_num", "id,submit,duration,gpus"),
-    "pai": PAI,
-    "philly": json.dumps(PHILLY),
-    "sacct": SACCT,
-    "kubectl": json.dumps(PODS),
-    "gavel": "LM\tcmd\tfolder\t-n\t1\t100\t2\t2\t-1.0\t0\n",
-    "gavel speeds": json.dumps(SPEEDS),
-    "yaml cluster": YAML,
-    "kubectl cluster": json.dumps(PODS),
+    "csv": OWN.replace("name,at,s,gpu_num", "id,submit,duration,gpus"), "pai": PAI, "philly": json.dumps(PHILLY),
+    "sacct": SACCT, "kubectl": json.dumps(PODS), "gavel": "LM\tcmd\tfolder\t-n\t1\t100\t2\t2\t-1.0\t0\n",
+    "gavel speeds": json.dumps(SPEEDS), "yaml cluster": YAML, "kubectl cluster": json.dumps(PODS),
     "openb cluster": "sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,P100\nb,32000,1000,0,\n",
     "pai cluster": "7399a7,CPU,96,512,0\n75c536,V100M32,96,384,8\n",
     "tiresias cluster": "num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n2,3,4,40,256\n",
-}
+}  # fmt: skip
 
 
 def damaged(text: str, g: np.random.Generator) -> str:

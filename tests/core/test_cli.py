@@ -60,30 +60,25 @@ def test_help_names_every_verb(command):
 
 
 MISTAKES = [
-    ("list softmx", "did you mean 'softmax'"),
-    ("verify vector_ad", "did you mean 'vector_add'"),
+    ("list softmx", "did you mean 'softmax'"), ("verify vector_ad", "did you mean 'vector_add'"),
     ("verify vector_add --implementation tritn", "did you mean 'triton'"),
     ("verify vector_add --direction forwards", "did you mean 'forward'"),
     ("verify vector_add --dtype bf61 --workload N=5", "did you mean 'bf16'"),
     ("verify vector_add --workload M=5", "unknown axis of 'vector_add' 'M'"),
-    ("verify softmax --workload M=5", "lacks N"),
-    ("verify softmax --workload ''", "expected a point of the axes"),
+    ("verify softmax --workload M=5", "lacks N"), ("verify softmax --workload ''", "expected a point of the axes"),
     ("bench softmax --workload M=5,N=7 --set benhc", "did you mean 'bench'"),
     ("verify softmax --workload M=5,N=7,layout=slised", "did you mean 'sliced'"),
     ("verify vector_add --dtype int8", "unknown dtype of 'vector_add' 'int8'"),
     ("bench softmax --workload M=5,N=x", "size of axis N is 'x'; expected a whole number"),
     ("bench vector_add --direction sideways", "unknown direction 'sideways'"),
     ("bench vector_add --implementation torhc", "did you mean 'torch'"),
-    ("bench vector_add --cache tepid", "expected cold or warm"),
-    ("bench vector_add --budget soon", "--budget"),
+    ("bench vector_add --cache tepid", "expected cold or warm"), ("bench vector_add --budget soon", "--budget"),
     ("compile-check vector_add --arch sm_91", "did you mean 'sm_90'"),
     ("compile-check vector_add --arch hopper", "expected sm_80"),
     ("compile-check vector_add --implementation tritn", "did you mean 'triton'"),
-    ("compile-check vector_add --processes 0", "--processes"),
-    ("tune vector_add --processes -3", "--processes"),
-    ("frobnicate", "No such command 'frobnicate'"),
-    ("verify --sed 3", "--seed"),
-]
+    ("compile-check vector_add --processes 0", "--processes"), ("tune vector_add --processes -3", "--processes"),
+    ("frobnicate", "No such command 'frobnicate'"), ("verify --sed 3", "--seed"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("line", "words"), MISTAKES, ids=lambda text: text if " " in text else None)
@@ -137,20 +132,17 @@ def test_list_names_operators_implementations_directions_and_workloads(command, 
     assert {"linear_cross_entropy", "linear_cross_entropy_with_gradient"} <= set(out.split()), "names are typed again"
 
 
-@pytest.mark.parametrize(
-    ("printed", "row", "counts"),
-    [
-        (
-            terminal.print_verification, {"status": "unverifiable", "dtype": "bf16", "error": None},
-            "checked failed declined unverifiable not_reached mutants mutants_survived mutants_not_reached",
-        ),
-        (
-            terminal.print_compiled,
-            {"arch": "sm_100", "registers": 255, "shared_bytes": 232448, "shared_limit": 232448, "spills": 1352, "ok": True},
-            "compiled failed seconds with_spills",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("printed", "row", "counts"), [
+    (
+        terminal.print_verification, {"status": "unverifiable", "dtype": "bf16", "error": None},
+        "checked failed declined unverifiable not_reached mutants mutants_survived mutants_not_reached",
+    ),
+    (
+        terminal.print_compiled,
+        {"arch": "sm_100", "registers": 255, "shared_bytes": 232448, "shared_limit": 232448, "spills": 1352, "ok": True},
+        "compiled failed seconds with_spills",
+    ),
+])  # fmt: skip
 def test_names_are_whole_in_80_columns(printed, row, counts):
     names = {"operator": "linear_cross_entropy", "implementation": "cuda-unfused", "direction": "backward"}
     rows = [{**names, **row}, {**names, **row, "operator": "linear_quantized"}]

@@ -13,11 +13,8 @@ from weft.definition import Cost, Implementation, Operator, UnknownName, Workloa
 def toy(**changed) -> Operator:
     return Operator(
         **{
-            "name": "toy",
-            "axes": {"M": "rows", "N": "columns"},
-            "inputs": lambda w, g, device: {},
-            "reference": lambda: None,
-            "cost": lambda w, direction: Cost(1, 1),
+            "name": "toy", "axes": {"M": "rows", "N": "columns"}, "inputs": lambda w, g, device: {},
+            "reference": lambda: None, "cost": lambda w, direction: Cost(1, 1),
             "options": {"layout": ("sliced", "strided"), "dim": range(-2, 2), "weight": (True, False)},
             "workloads": {
                 "verify": [workload(M=1, N=2), workload("bf16", M=3, N=4)],
@@ -25,56 +22,34 @@ def toy(**changed) -> Operator:
             },
             **changed,
         }
-    )
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("text", "axes", "options"),
-    [
-        ("M=4096,N=5000", {"M": 4096, "N": 5000}, {}),
-        ("N=5, M=4", {"M": 4, "N": 5}, {}),
-        ("M=4k,N=2**20", {"M": 4096, "N": 2**20}, {}),
-        ("M=1m,N=2G", {"M": 2**20, "N": 2**31}, {}),
-        ("M=0,N=0", {"M": 0, "N": 0}, {}),
-        (
-            "M=1,N=2,layout=sliced,dim=-1,weight=False",
-            {"M": 1, "N": 2},
-            {"layout": "sliced", "dim": -1, "weight": False},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "axes", "options"), [
+    ("M=4096,N=5000", {"M": 4096, "N": 5000}, {}), ("N=5, M=4", {"M": 4, "N": 5}, {}),
+    ("M=4k,N=2**20", {"M": 4096, "N": 2**20}, {}), ("M=1m,N=2G", {"M": 2**20, "N": 2**31}, {}),
+    ("M=0,N=0", {"M": 0, "N": 0}, {}),
+    ("M=1,N=2,layout=sliced,dim=-1,weight=False", {"M": 1, "N": 2}, {"layout": "sliced", "dim": -1, "weight": False}),
+])  # fmt: skip
 def test_parse_reads_what_is_written(text, axes, options):
     parsed = toy().parse(text, "fp16")
     assert (dict(parsed.axes), dict(parsed.options), parsed.dtype) == (axes, options, "fp16")
     assert toy().parse(str(parsed), "fp16") == parsed
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("M=1", "lacks N: write M=64,N=64"),
-        ("", "lacks M, N"),
-        ("M=5,,N=7", "part '' of 'toy' should read NAME=VALUE"),
-        ("M=1,N=1,layuot=sliced", "did you mean 'layout'"),
-        ("M", "part 'M' of 'toy' should read NAME=VALUE"),
-        ("M=x,N=1", "size of axis M is 'x'; expected a whole number"),
-        ("M=1.5,N=1", "size of axis M is '1.5'"),
-        ("M=-1,N=1", "size of axis M is -1; expected 0"),
-        ("M=,N=1", "size of axis M is ''"),
-        ("M=2**64,N=1", "expected 0 or more, and under 2**62"),
-        ("M=2**,N=1", "size of axis M is '2**'"),
-        ("M=1,N=1,Q=3", "unknown axis of 'toy' 'Q'"),
-        ("M=1,N=1,M=2", "names M twice"),
-        ("M=1,N=1,dim=0,dim=1", "names dim twice"),
-        ("M=2**40,N=2**40", "expected under 2**59"),
-        ("M=1,N=1,dim=7", "option dim of 'toy' is 7; expected a whole number, -2 … 1"),
-        ("M=1,N=1,dim=x", "option dim of 'toy' is x"),
-        ("M=1,N=1,dim=True", "option dim of 'toy' is True"),
-        ("M=1,N=1,layout=slcied", "unknown layout of 'toy' 'slcied'; did you mean 'sliced'?"),
-        ("M=1,N=1,layout=3", "unknown layout of 'toy' '3'"),
-        ("M=1,N=1,weight=no", "unknown weight of 'toy' 'no'"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("M=1", "lacks N: write M=64,N=64"), ("", "lacks M, N"), ("M=5,,N=7", "part '' of 'toy' should read NAME=VALUE"),
+    ("M=1,N=1,layuot=sliced", "did you mean 'layout'"), ("M", "part 'M' of 'toy' should read NAME=VALUE"),
+    ("M=x,N=1", "size of axis M is 'x'; expected a whole number"), ("M=1.5,N=1", "size of axis M is '1.5'"),
+    ("M=-1,N=1", "size of axis M is -1; expected 0"), ("M=,N=1", "size of axis M is ''"),
+    ("M=2**64,N=1", "expected 0 or more, and under 2**62"), ("M=2**,N=1", "size of axis M is '2**'"),
+    ("M=1,N=1,Q=3", "unknown axis of 'toy' 'Q'"), ("M=1,N=1,M=2", "names M twice"),
+    ("M=1,N=1,dim=0,dim=1", "names dim twice"), ("M=2**40,N=2**40", "expected under 2**59"),
+    ("M=1,N=1,dim=7", "option dim of 'toy' is 7; expected a whole number, -2 … 1"),
+    ("M=1,N=1,dim=x", "option dim of 'toy' is x"), ("M=1,N=1,dim=True", "option dim of 'toy' is True"),
+    ("M=1,N=1,layout=slcied", "unknown layout of 'toy' 'slcied'; did you mean 'sliced'?"),
+    ("M=1,N=1,layout=3", "unknown layout of 'toy' '3'"), ("M=1,N=1,weight=no", "unknown weight of 'toy' 'no'"),
+])  # fmt: skip
 def test_parse_says_what_is_wrong(text, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         toy().parse(text)

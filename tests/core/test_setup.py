@@ -22,23 +22,20 @@ SITE = "https://download.pytorch.org/whl/"
 MIRROR = "https://mirror.example/whl/cu130"
 
 
-@pytest.mark.parametrize(
-    ("given", "kind", "requirement", "index"),
-    [
-        ({}, "cpu", "torch==2.13.0+cpu", CPU_INDEX),
-        ({"torch_builds": ("2.13.0+cpu", "2.13.0")}, "cpu", "torch==2.13.0+cpu", None),
-        ({"torch_builds": ("2.13.0", "2.14.0+cpu")}, "cpu", "torch==2.13.0+cpu", CPU_INDEX),
-        ({"linux": False}, "cpu", "torch==2.13.0", None),
-        ({"driver": "580.65.06", "capability": (9, 0)}, "cuda", "torch>=2.10", None),
-        ({"driver": "580.65.06", "capability": (7, 0)}, "cuda", "torch>=2.10,<2.15", SITE + "cu126"),
-        ({"driver": "575.57.08", "capability": (9, 0)}, "cuda", "torch>=2.10,<2.15", SITE + "cu126"),
-        ({"driver": "575.57.08", "capability": (12, 0)}, "cuda", "torch>=2.10,<2.12", SITE + "cu128"),
-        ({"driver": "525.60.13"}, "cuda", "torch>=2.10,<2.15", SITE + "cu126"),
-        ({"driver": "470.82.01", "reusable_torch": "2.11.0+cu130"}, "reuse", None, None),
-        ({"driver": "580.65.06", "torch_index": MIRROR, "reusable_torch": "2.11.0"}, "index", "torch>=2.10", MIRROR),
-        ({"torch_index": MIRROR}, "index", "torch==2.13.0", MIRROR),
-    ],
-)
+@pytest.mark.parametrize(("given", "kind", "requirement", "index"), [
+    ({}, "cpu", "torch==2.13.0+cpu", CPU_INDEX),
+    ({"torch_builds": ("2.13.0+cpu", "2.13.0")}, "cpu", "torch==2.13.0+cpu", None),
+    ({"torch_builds": ("2.13.0", "2.14.0+cpu")}, "cpu", "torch==2.13.0+cpu", CPU_INDEX),
+    ({"linux": False}, "cpu", "torch==2.13.0", None),
+    ({"driver": "580.65.06", "capability": (9, 0)}, "cuda", "torch>=2.10", None),
+    ({"driver": "580.65.06", "capability": (7, 0)}, "cuda", "torch>=2.10,<2.15", SITE + "cu126"),
+    ({"driver": "575.57.08", "capability": (9, 0)}, "cuda", "torch>=2.10,<2.15", SITE + "cu126"),
+    ({"driver": "575.57.08", "capability": (12, 0)}, "cuda", "torch>=2.10,<2.12", SITE + "cu128"),
+    ({"driver": "525.60.13"}, "cuda", "torch>=2.10,<2.15", SITE + "cu126"),
+    ({"driver": "470.82.01", "reusable_torch": "2.11.0+cu130"}, "reuse", None, None),
+    ({"driver": "580.65.06", "torch_index": MIRROR, "reusable_torch": "2.11.0"}, "index", "torch>=2.10", MIRROR),
+    ({"torch_index": MIRROR}, "index", "torch==2.13.0", MIRROR),
+])  # fmt: skip
 def test_choice(given, kind, requirement, index):
     choice = choose(pinned="2.13.0", **given)
     assert (choice.kind, choice.requirement, choice.index) == (kind, requirement, index)

@@ -98,15 +98,11 @@ def test_a_terminal_without_unicode_gets_ascii():
     assert " + pass  " in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("raise OSError('libcudart.so.13: cannot open shared object file')", "libcudart.so.13"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
-        ("import sys; print('noise'); sys.exit(3)", "exit status 3"),
-        ("__version__ = '2.13.0'", "has no attribute"),
-    ],
-)
+@pytest.mark.parametrize(("code", "said"), [
+    ("raise OSError('libcudart.so.13: cannot open shared object file')", "libcudart.so.13"),
+    ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+    ("import sys; print('noise'); sys.exit(3)", "exit status 3"), ("__version__ = '2.13.0'", "has no attribute"),
+])  # fmt: skip
 def test_a_broken_torch_costs_one_line(fake_torch, code, said):
     done = run_doctor("--json", packages=fake_torch(code))
     found = by_name(done.stdout)
@@ -224,19 +220,16 @@ UNUSED = Driver("580.65.06", problem="no nvidia-smi", module_only=True)  # a con
 HOPPERS = {"architectures": ["sm_80", "sm_90"]}
 
 
-@pytest.mark.parametrize(
-    ("check", "driver", "torch", "status", "words"),
-    [
-        # NVIDIA's forward-compatibility package lets an older data-centre driver load a newer CUDA.
-        (frameworks.driver_fits, Driver("550.54.15", (H200,)), torch_answer("13.0", 1), "pass", ""),
-        (frameworks.driver_fits, DRIVER, torch_answer(reason="error 802: not yet initialized"), "fail", "error 802"),
-        (frameworks.build_fits, DRIVER, torch_answer(None), "warn", "torch>=2.10"),
-        (frameworks.build_fits, Driver(None), torch_answer(None), "pass", ""),
-        (frameworks.build_fits, UNUSED, torch_answer(None), "pass", ""),
-        (frameworks.architecture_fits, BLACKWELL, torch_answer("12.6", 1, **HOPPERS), "fail", "sm_120"),
-        (frameworks.architecture_fits, BLACKWELL, torch_answer("12.6", 1, **HOPPERS), "fail", "cu128"),
-    ],
-)
+@pytest.mark.parametrize(("check", "driver", "torch", "status", "words"), [
+    # NVIDIA's forward-compatibility package lets an older data-centre driver load a newer CUDA.
+    (frameworks.driver_fits, Driver("550.54.15", (H200,)), torch_answer("13.0", 1), "pass", ""),
+    (frameworks.driver_fits, DRIVER, torch_answer(reason="error 802: not yet initialized"), "fail", "error 802"),
+    (frameworks.build_fits, DRIVER, torch_answer(None), "warn", "torch>=2.10"),
+    (frameworks.build_fits, Driver(None), torch_answer(None), "pass", ""),
+    (frameworks.build_fits, UNUSED, torch_answer(None), "pass", ""),
+    (frameworks.architecture_fits, BLACKWELL, torch_answer("12.6", 1, **HOPPERS), "fail", "sm_120"),
+    (frameworks.architecture_fits, BLACKWELL, torch_answer("12.6", 1, **HOPPERS), "fail", "cu128"),
+])  # fmt: skip
 def test_pytorch_beside_a_driver(check, driver, torch, status, words):
     finding = check(driver, torch)
     assert finding.status == status and words in f"{finding.found} {finding.fix}"

@@ -89,14 +89,8 @@ def test_a_mixture_of_experts_under_autocast_casts_as_linear_layers_do():
 
 
 SHAPES = [
-    ((4,), (4,)),
-    ((4,), (4, 6)),
-    ((5, 4), (4,)),
-    ((4,), (3, 4, 6)),
-    ((3, 5, 4), (4,)),
-    ((0,), (0,)),
-    ((1,), (1, 1)),
-]
+    ((4,), (4,)), ((4,), (4, 6)), ((5, 4), (4,)), ((4,), (3, 4, 6)), ((3, 5, 4), (4,)), ((0,), (0,)), ((1,), (1, 1)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("precision", [None, "ieee", "tf32x3"])
@@ -152,28 +146,24 @@ def test_rotary_tables_of_one_batch_or_as_wide_as_the_head(batch, dtype):
 X = random(2, 3, 4)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "words"),
-    [
-        (lambda: ops.sum(X, (0, -3)), ValueError, "sum: 'dim'; (0, -3); each dimension once"),
-        (lambda: ops.sum(X, (0, 3)), ValueError, "sum: 'dim'; is 3; -3 … 2"),
-        (lambda: ops.max(X[:, :0], (1, 2)), ValueError, "max: 'x'; (2, 0, 4); at least one"),
-        (lambda: ops.argmax(X, (0, 1)), TypeError, "argmax: 'dim'; (0, 1); an int"),
-        *(
-            (functools.partial(getattr(ops, name), X, dtype=torch.int32), TypeError, f"{name}: 'dtype'; int32; float64")
-            for name in (*SUMS, *ALONG)
-        ),
-        (lambda: ops.add(X, "1"), TypeError, "add: 'y'; '1'; a number"),
-        (lambda: ops.add(X, 1, alpha=None), TypeError, "add: 'alpha'; None; a number"),
-        (lambda: ops.add("1", 1), TypeError, "add: 'x'; str; torch.Tensor"),
-        (lambda: ops.transpose(X, 0, 3), ValueError, "transpose: 'dim'; is 3; -3 … 2"),
-        (
-            lambda: ops.rotary_embedding(X[..., None, :], X[..., None, :], X, X, True),
-            ValueError,
-            "rotary_embedding: 'cos'; (2, 3, 4); interleaved=False",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("call", "error", "words"), [
+    (lambda: ops.sum(X, (0, -3)), ValueError, "sum: 'dim'; (0, -3); each dimension once"),
+    (lambda: ops.sum(X, (0, 3)), ValueError, "sum: 'dim'; is 3; -3 … 2"),
+    (lambda: ops.max(X[:, :0], (1, 2)), ValueError, "max: 'x'; (2, 0, 4); at least one"),
+    (lambda: ops.argmax(X, (0, 1)), TypeError, "argmax: 'dim'; (0, 1); an int"),
+    *(
+        (functools.partial(getattr(ops, name), X, dtype=torch.int32), TypeError, f"{name}: 'dtype'; int32; float64")
+        for name in (*SUMS, *ALONG)
+    ),
+    (lambda: ops.add(X, "1"), TypeError, "add: 'y'; '1'; a number"),
+    (lambda: ops.add(X, 1, alpha=None), TypeError, "add: 'alpha'; None; a number"),
+    (lambda: ops.add("1", 1), TypeError, "add: 'x'; str; torch.Tensor"),
+    (lambda: ops.transpose(X, 0, 3), ValueError, "transpose: 'dim'; is 3; -3 … 2"),
+    (
+        lambda: ops.rotary_embedding(X[..., None, :], X[..., None, :], X, X, True), ValueError,
+        "rotary_embedding: 'cos'; (2, 3, 4); interleaved=False",
+    ),
+])  # fmt: skip
 def test_refusals(call, error, words):
     name, _, rest = words.partition(": ")
     with refused(error, f"{name}: ; {rest}"):

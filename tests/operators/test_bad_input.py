@@ -37,10 +37,7 @@ REFUSED = [
     *(
         bad(name, TypeError, f"{argument}; {word}; {FLOATS}", *[x(3, 3, dtype=getattr(torch, word))] * count)
         for name, argument, count in (
-            ("vector_add", "'x'", 2),
-            ("softmax", "'x'", 1),
-            ("rms_norm", "'x'", 1),
-            ("matmul", "'a'", 2),
+            ("vector_add", "'x'", 2), ("softmax", "'x'", 1), ("rms_norm", "'x'", 1), ("matmul", "'a'", 2),
         )
         for word in ("int32", "int64", "bool", "complex64")
     ),
@@ -92,7 +89,7 @@ REFUSED = [
     bad("rms_norm", ValueError, f"'weight'; meta; {DEVICE}; one device", x(2, 3), x(3, device="meta")),
     bad("matmul", ValueError, f"'b'; meta; 'a'; {DEVICE}; one device", x(2, 3), x(3, 4, device="meta")),
     bad("batched_matmul", ValueError, f"'b'; meta; {DEVICE}; one device", x(2, 2, 3), x(3, 4, device="meta")),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "arguments", "options", "error", "words"), REFUSED)
@@ -178,19 +175,15 @@ def test_scalars():
 
 
 @pytest.mark.parametrize("name", ["vector_add", "softmax", "rms_norm"])
-@pytest.mark.parametrize(
-    "view",
-    [
-        lambda t: t.permute(2, 0, 1),
-        lambda t: t.permute(1, 2, 0),
-        lambda t: t[:, ::2, 1:],
-        lambda t: t[1:, 1:, 1:],
-        lambda t: t[:, :1].expand(-1, 6, -1),
-        lambda t: t[..., :1].expand(-1, -1, 7),
-        lambda t: t.as_strided((3, 5, 4), (1, 1, 1)),  # elements overlap
-    ],
-    ids=["permuted", "permuted-back", "stepped", "cut", "expanded-middle", "expanded-last", "overlapping"],
-)
+@pytest.mark.parametrize("view", [
+    lambda t: t.permute(2, 0, 1),
+    lambda t: t.permute(1, 2, 0),
+    lambda t: t[:, ::2, 1:],
+    lambda t: t[1:, 1:, 1:],
+    lambda t: t[:, :1].expand(-1, 6, -1),
+    lambda t: t[..., :1].expand(-1, -1, 7),
+    lambda t: t.as_strided((3, 5, 4), (1, 1, 1)),  # elements overlap
+], ids=["permuted", "permuted-back", "stepped", "cut", "expanded-middle", "expanded-last", "overlapping"])  # fmt: skip
 def test_views_of_three_dimensions(name, view):
     """Those that our kernels decline go to PyTorch; the answer is the same."""
     assert_plain(name, "public", view(torch.randn(4, 6, 8, device=DEVICE)))
@@ -204,19 +197,10 @@ def test_softmax_along_every_dimension_of_a_view(dim):
 
 @pytest.mark.parametrize(("name", "which"), IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "row",
-    [
-        [1.0, math.nan, 2.0],
-        [1.0, math.inf, 2.0],
-        [1.0, -math.inf, 2.0],
-        [-math.inf] * 3,
-        [math.inf, math.inf, -math.inf],
-        [math.nan] * 3,
-        [0.0, -0.0, 0.0],
-    ],
-    ids=["nan", "inf", "-inf", "only--inf", "infs", "only-nan", "zeros"],
-)
+@pytest.mark.parametrize("row", [
+    [1.0, math.nan, 2.0], [1.0, math.inf, 2.0], [1.0, -math.inf, 2.0], [-math.inf] * 3,
+    [math.inf, math.inf, -math.inf], [math.nan] * 3, [0.0, -0.0, 0.0],
+], ids=["nan", "inf", "-inf", "only--inf", "infs", "only-nan", "zeros"])  # fmt: skip
 def test_nan_and_infinities_go_where_pytorch_puts_them(name, which, dtype, row):
     """Four columns: on a GPU PyTorch's RMSNorm has one kernel for multiples of four, which does as its CPU does, and one for
     other widths, which gives NaN for a whole row that holds an infinity."""

@@ -13,13 +13,9 @@ FAMILIES = ("dropout", "elementwise", "embedding", "loss", "low_precision", "mat
             "quantization", "reduction", "rotary", "scan", "softmax", "transpose")  # fmt: skip
 # have no gradient, or only of a bias
 NONE = (
-    "argmax",
-    "dequantize",
-    "quantize",
-    "scaled_matmul",
-    "cross_entropy_with_gradient",
+    "argmax", "dequantize", "quantize", "scaled_matmul", "cross_entropy_with_gradient",
     "linear_cross_entropy_with_gradient",
-)
+)  # fmt: skip
 OPERATORS = [
     op for op in registry.select() if registry.family(op.name) in FAMILIES and op.name not in NONE and op.public
 ]

@@ -40,15 +40,9 @@ def table(**more: Any) -> Dispatch:
     )
 
 
-@pytest.mark.parametrize(
-    ("shape", "name", "plan"),
-    [
-        ((3, 100), "cuda", "long 100"),
-        ((3, 101), "triton", "any"),
-        ((3, 2), "cuda", "tiny 2"),
-        ((0, 100), "torch", None),
-    ],
-)
+@pytest.mark.parametrize(("shape", "name", "plan"), [
+    ((3, 100), "cuda", "long 100"), ((3, 101), "triton", "any"), ((3, 2), "cuda", "tiny 2"), ((0, 100), "torch", None),
+])  # fmt: skip
 def test_the_first_route_that_applies_is_taken(shape, name, plan):
     x = torch.empty(shape)
     assert table().choose(x).implementation == name

@@ -13,15 +13,11 @@ pytestmark = pytest.mark.device
 
 PAIRS = {"relu": (ops.relu, torch.relu), "silu": (ops.silu, F.silu), "gelu": (ops.gelu, F.gelu)}
 VIEWS = {
-    "columns": lambda b: b[:, :3],
-    "every other column": lambda b: b[:, ::2],
-    "every other row": lambda b: b[::2],
-    "transposed": lambda b: b.t(),
-    "one column": lambda b: b[:, 3],
+    "columns": lambda b: b[:, :3], "every other column": lambda b: b[:, ::2], "every other row": lambda b: b[::2],
+    "transposed": lambda b: b.t(), "one column": lambda b: b[:, 3],
     "three dimensions": lambda b: b.view(2, 2, 8)[:, :, 1:5],
-    "no rows of one stride": lambda b: b.view(2, 2, 8).permute(1, 2, 0)[:, ::3],
-    "all": lambda b: b,
-}
+    "no rows of one stride": lambda b: b.view(2, 2, 8).permute(1, 2, 0)[:, ::3], "all": lambda b: b,
+}  # fmt: skip
 
 
 def numbers():
@@ -94,23 +90,11 @@ def test_gradients_of_any_strides_come_back(name):
             torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize(
-    "shape, strides, shared",
-    [
-        ((3, 4), (4, 1), False),
-        ((3, 4), (1, 3), False),
-        ((3, 4), (8, 2), False),
-        ((3, 4), (0, 1), True),
-        ((1, 4), (0, 1), False),
-        ((3, 4), (3, 1), True),
-        ((3, 6), (1, 1), True),
-        ((0, 4), (0, 1), False),
-        ((2, 3, 4), (12, 4, 1), False),
-        ((2, 3, 4), (4, 8, 1), False),
-        ((2, 3, 4), (3, 8, 1), True),
-        ((), (), False),
-    ],
-)
+@pytest.mark.parametrize("shape, strides, shared", [
+    ((3, 4), (4, 1), False), ((3, 4), (1, 3), False), ((3, 4), (8, 2), False), ((3, 4), (0, 1), True),
+    ((1, 4), (0, 1), False), ((3, 4), (3, 1), True), ((3, 6), (1, 1), True), ((0, 4), (0, 1), False),
+    ((2, 3, 4), (12, 4, 1), False), ((2, 3, 4), (4, 8, 1), False), ((2, 3, 4), (3, 8, 1), True), ((), (), False),
+])  # fmt: skip
 def test_overlapping(shape, strides, shared):
     x = torch.arange(64.0).as_strided(shape, strides)
     assert overlapping(x) is shared

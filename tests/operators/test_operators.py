@@ -172,21 +172,18 @@ def test_cost_is_compulsory_work(op):
         assert all(op.cost(w, d).bytes_moved > 0 for w in op.cases(which) for d in op.directions)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "dtype", "direction", "reads", "writes"),
-    [
-        ("vector_add", "N=1000", "fp32", "forward", 8000, 4000),
-        ("vector_add", "N=1000", "bf16", "forward", 4000, 2000),
-        ("softmax", "M=10,N=20", "fp32", "forward", 800, 800),
-        ("softmax", "M=10,N=20", "fp16", "backward", 800, 400),  # y and dy; dx
-        ("softmax", "M=10,N=20,inner=3,dim=1", "fp32", "forward", 2400, 2400),
-        ("rms_norm", "M=10,N=20", "fp32", "forward", 880, 800),  # x and the weight; y
-        ("rms_norm", "M=10,N=20", "bf16", "backward", 840, 440),  # x, dy and the weight; dx and dw
-        ("rms_norm", "M=10,N=20,weight=False", "fp32", "forward", 800, 800),
-        ("matmul", "M=2,N=3,K=5", "fp32", "forward", 100, 24),
-        ("matmul", "M=2,N=3,K=5", "fp16", "backward", 62, 50),  # a, b and dc; da and db
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "dtype", "direction", "reads", "writes"), [
+    ("vector_add", "N=1000", "fp32", "forward", 8000, 4000),
+    ("vector_add", "N=1000", "bf16", "forward", 4000, 2000),
+    ("softmax", "M=10,N=20", "fp32", "forward", 800, 800),
+    ("softmax", "M=10,N=20", "fp16", "backward", 800, 400),  # y and dy; dx
+    ("softmax", "M=10,N=20,inner=3,dim=1", "fp32", "forward", 2400, 2400),
+    ("rms_norm", "M=10,N=20", "fp32", "forward", 880, 800),  # x and the weight; y
+    ("rms_norm", "M=10,N=20", "bf16", "backward", 840, 440),  # x, dy and the weight; dx and dw
+    ("rms_norm", "M=10,N=20,weight=False", "fp32", "forward", 800, 800),
+    ("matmul", "M=2,N=3,K=5", "fp32", "forward", 100, 24),
+    ("matmul", "M=2,N=3,K=5", "fp16", "backward", 62, 50),  # a, b and dc; da and db
+])  # fmt: skip
 def test_bytes_are_those_counted_by_hand(name, text, dtype, direction, reads, writes):
     op = registry.get(name)
     cost = op.cost(op.parse(text, dtype), direction)

@@ -8,17 +8,12 @@ from weft import optim
 SHAPES = ((3, 5), (1,), (), (0,), (2100,), (17, 9))
 PAIRS = {"Adam": {"lr": 1e-2}, "AdamW": {"lr": 1e-2}, "SGD": {"lr": 1e-2, "momentum": 0.9}}
 MATRIX = [
-    ("Adam", {"amsgrad": True}),
-    ("Adam", {"maximize": True, "weight_decay": 0.1}),
-    ("Adam", {"betas": (0.0, 0.5), "eps": 1e-3}),
-    ("Adam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
-    ("AdamW", {"amsgrad": True, "maximize": True, "weight_decay": 0.3}),
-    ("AdamW", {"betas": (0.5, 0.0)}),
-    ("SGD", {"momentum": 0.0}),
-    ("SGD", {"momentum": 0.0, "weight_decay": 0.1, "maximize": True}),
-    ("SGD", {"dampening": 0.3}),
-    ("SGD", {"nesterov": True, "weight_decay": 0.1}),
-]
+    ("Adam", {"amsgrad": True}), ("Adam", {"maximize": True, "weight_decay": 0.1}),
+    ("Adam", {"betas": (0.0, 0.5), "eps": 1e-3}), ("Adam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
+    ("AdamW", {"amsgrad": True, "maximize": True, "weight_decay": 0.3}), ("AdamW", {"betas": (0.5, 0.0)}),
+    ("SGD", {"momentum": 0.0}), ("SGD", {"momentum": 0.0, "weight_decay": 0.1, "maximize": True}),
+    ("SGD", {"dampening": 0.3}), ("SGD", {"nesterov": True, "weight_decay": 0.1}),
+]  # fmt: skip
 
 IN_8_BITS = [{}, {"state_format": "fp8"}, {"code_rounding": "stochastic", "seed": 3}]
 IN_8_BITS += [{"amsgrad": True, "block_size": 128}, {"block_size": 2048, "maximize": True}]

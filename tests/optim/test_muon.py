@@ -353,37 +353,31 @@ def test_other_dtypes_and_a_tensor_learning_rate(dtype):
         torch.testing.assert_close(a, b, rtol=2 * torch.finfo(dtype).eps, atol=0.02 * 2 * BF16)
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"lr": -1.0}, "Learning rate should be >= 0 but is: -1.0"),
-        ({"lr": "1e-3"}, "lr should be a number but is: '1e-3'"),
-        ({"momentum": None}, "momentum should be a number but is: None"),
-        ({"lr": float("nan")}, "Learning rate should be >= 0 but is: nan"),
-        ({"lr": torch.ones(2)}, "Tensor lr must be 1-element"),
-        ({"momentum": -0.1}, "momentum should be >= 0 and <= 1 but is: -0.1"),
-        ({"momentum": 1.5}, "but is: 1.5"),
-        ({"momentum": float("nan")}, "but is: nan"),
-        ({"weight_decay": -1}, "weight decay should be >= 0 but is: -1"),
-        ({"weight_decay": float("nan")}, "weight decay should be >= 0 but is: nan"),
-        ({"adjust_lr_fn": "none"}, "Adjust learning rate function none is not supported; expected original"),
-        ({"ns_steps": 100}, "'steps' is 100; expected a whole number, 1 … 99"),
-        ({"ns_coefficients": (1.0, 2.0)}, "a tuple of exactly 3 numbers"),
-        ({"ns_coefficients": (1.0, float("nan"), 0.0)}, "ns_coefficients should be finite but are"),
-        ({"ns_coefficients": "polar"}, "did you mean 'polar-express'"),
-        ({"eps": 0.0}, "eps should be > 0 but is: 0.0"),
-        ({"update_rms": 0.0}, "update_rms should be > 0 or None but is: 0.0"),
-        ({"update_rms": 0.2, "adjust_lr_fn": "original"}, "expected one of them"),
-        ({"ns_dtype": torch.float64}, "ns_dtype should be one of torch.bfloat16"),
-        ({"higher_dims": "stack"}, "higher_dims should be one of flatten, batch but is: stack"),
-        ({"split_rows": 0}, "split_rows should be a number of parts"),
-        ({"split_rows": 5}, "split_rows is 5, which does not divide the 24 rows"),
-        ({"split_rows": (8, 8)}, r"split_rows is \(8, 8\), 16 rows together; expected the 24 rows"),
-        ({"adamw_betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
-        ({"adamw_betas": (0.9, float("nan"))}, "Invalid beta parameter at index 1: nan"),
-        ({"adamw_eps": -1.0}, "Invalid epsilon value: -1.0"),
-    ],
-)
+@pytest.mark.parametrize(("options", "match"), [
+    ({"lr": -1.0}, "Learning rate should be >= 0 but is: -1.0"),
+    ({"lr": "1e-3"}, "lr should be a number but is: '1e-3'"),
+    ({"momentum": None}, "momentum should be a number but is: None"),
+    ({"lr": float("nan")}, "Learning rate should be >= 0 but is: nan"),
+    ({"lr": torch.ones(2)}, "Tensor lr must be 1-element"),
+    ({"momentum": -0.1}, "momentum should be >= 0 and <= 1 but is: -0.1"), ({"momentum": 1.5}, "but is: 1.5"),
+    ({"momentum": float("nan")}, "but is: nan"), ({"weight_decay": -1}, "weight decay should be >= 0 but is: -1"),
+    ({"weight_decay": float("nan")}, "weight decay should be >= 0 but is: nan"),
+    ({"adjust_lr_fn": "none"}, "Adjust learning rate function none is not supported; expected original"),
+    ({"ns_steps": 100}, "'steps' is 100; expected a whole number, 1 … 99"),
+    ({"ns_coefficients": (1.0, 2.0)}, "a tuple of exactly 3 numbers"),
+    ({"ns_coefficients": (1.0, float("nan"), 0.0)}, "ns_coefficients should be finite but are"),
+    ({"ns_coefficients": "polar"}, "did you mean 'polar-express'"), ({"eps": 0.0}, "eps should be > 0 but is: 0.0"),
+    ({"update_rms": 0.0}, "update_rms should be > 0 or None but is: 0.0"),
+    ({"update_rms": 0.2, "adjust_lr_fn": "original"}, "expected one of them"),
+    ({"ns_dtype": torch.float64}, "ns_dtype should be one of torch.bfloat16"),
+    ({"higher_dims": "stack"}, "higher_dims should be one of flatten, batch but is: stack"),
+    ({"split_rows": 0}, "split_rows should be a number of parts"),
+    ({"split_rows": 5}, "split_rows is 5, which does not divide the 24 rows"),
+    ({"split_rows": (8, 8)}, r"split_rows is \(8, 8\), 16 rows together; expected the 24 rows"),
+    ({"adamw_betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
+    ({"adamw_betas": (0.9, float("nan"))}, "Invalid beta parameter at index 1: nan"),
+    ({"adamw_eps": -1.0}, "Invalid epsilon value: -1.0"),
+])  # fmt: skip
 def test_options_out_of_range_are_named(options, match):
     with pytest.raises(ValueError, match=match):
         MuonW(parameters(), **options)
@@ -441,15 +435,12 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing():
         MuonW([{"params": others[:1]}, {"params": others[1:]}]).load_state_dict(saved.state_dict())
 
 
-@pytest.mark.parametrize(
-    ("index", "key", "value", "words"),
-    [
-        (0, "momentum_buffer", None, "'momentum_buffer' is missing; there are 'other'"),
-        (0, "momentum_buffer", torch.ones(4, 6, dtype=torch.int32), "'momentum_buffer' is a tensor of torch.int32"),
-        (1, "step", None, "'step' is missing; there are 'exp_avg', 'exp_avg_sq', 'other'"),
-        (1, "exp_avg_sq", [1.0], r"'exp_avg_sq' is \[1.0\]; expected a tensor of floating-point numbers"),
-    ],
-)
+@pytest.mark.parametrize(("index", "key", "value", "words"), [
+    (0, "momentum_buffer", None, "'momentum_buffer' is missing; there are 'other'"),
+    (0, "momentum_buffer", torch.ones(4, 6, dtype=torch.int32), "'momentum_buffer' is a tensor of torch.int32"),
+    (1, "step", None, "'step' is missing; there are 'exp_avg', 'exp_avg_sq', 'other'"),
+    (1, "exp_avg_sq", [1.0], r"'exp_avg_sq' is \[1.0\]; expected a tensor of floating-point numbers"),
+])  # fmt: skip
 def test_a_state_dict_that_is_not_whole_is_refused_and_nothing_is_loaded(index, key, value, words):
     params = parameters(((4, 6), (6,)))
     optimizer = MuonW(params, lr=0.5)

@@ -14,59 +14,54 @@ from weft import ops, optim
 pytestmark = pytest.mark.device
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("AdamW", {"lr": -1.0}, "Invalid learning rate: -1.0"),
-        ("AdamW", {"lr": math.nan}, "Invalid learning rate: nan"),
-        ("AdamW", {"lr": torch.ones(2)}, "1-element"),
-        ("AdamW", {"eps": -1.0}, "Invalid epsilon value: -1.0"),
-        ("AdamW", {"betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
-        ("AdamW", {"betas": (0.9, math.nan)}, "Invalid beta parameter at index 1: nan"),
-        ("Adam", {"weight_decay": -0.1}, "Invalid weight_decay value: -0.1"),
-        ("SGD", {"momentum": -0.5}, "Invalid momentum value: -0.5"),
-        ("SGD", {"nesterov": True}, "Nesterov momentum requires a momentum and zero dampening"),
-        ("Lion", {"betas": (0.9, 2.0)}, "Invalid beta parameter at index 1: 2.0"),
-        *(
-            (name, {"adamw_betas" if name == "MuonW" else "betas": betas}, words)
-            for name in ("AdamW", "Lion", "AdamW8bit", "MuonW")
-            for betas, words in (
-                ((0.9, 0.99, 0.999), "Invalid betas: .0.9, 0.99, 0.999.; expected two numbers"),
-                (0.9, "Invalid betas: 0.9; expected two numbers"),
-                ((0.9,), "Invalid betas: .*expected two numbers"),
-                ((0.9, "a"), "Invalid beta parameter at index 1: 'a'; expected a number"),
-                ({0.9, 0.99}, "Invalid betas: .*expected two numbers"),
-            )
-        ),
-        *(
-            (name, {"seed": seed}, "Invalid seed: .*; expected an int of 64 bits")
-            for name in ("AdamW", "SGD", "Lion", "AdamW8bit")
-            for seed in ("a", 1.5, 2**70, None)
-        ),
-        ("SGD", {"momentum": 0.9, "dampening": math.nan}, "Invalid dampening value: nan; expected a finite number"),
-        ("SGD", {"dampening": "a"}, "Invalid dampening value: 'a'"),
-        ("SGD", {"momentum": "a"}, "Invalid momentum value: 'a'; expected a number"),
-        ("AdamW", {"lr": "a"}, "Invalid learning rate: 'a'; expected a number"),
-        ("AdamW", {"lr": torch.tensor(True)}, "Invalid learning rate: a tensor of torch.bool; expected a number"),
-        ("AdamW", {"lr": torch.tensor(1j)}, "Invalid learning rate: a tensor of torch.complex64; expected a number"),
-        *(
-            ("AdamW8bit", {"block_size": size}, f"Invalid block_size: {size}; expected 128, 256")
-            for size in (256.0, 100, 64)
-        ),
-        ("AdamW8bit", {"state_format": "int8"}, "expected dynamic, fp8"),
-        ("AdamW8bit", {"code_rounding": "up"}, "expected nearest, stochastic"),
-        ("AdamW8bit", {"differentiable": True}, "not differentiable"),
-        *(
-            ("AdamW8bit", {"min_8bit_size": size}, "Invalid min_8bit_size: .*; expected a number of 0 or more")
-            for size in ("a", None, True, -1, math.nan)
-        ),
-        ("AdamW", {"rounding": "up"}, "expected nearest, stochastic, split"),
-        ("AdamW", {"rounding": "split"}, r"for torch.bfloat16 weights; a parameter is torch.float32"),
-        ("AdamW", {"state_dtype": torch.float16}, "expected None or torch.float32"),
-        ("AdamW", {"max_norm": 0.0}, "Invalid max_norm: 0.0"),
-        ("AdamW", {"max_norm": "1"}, "Invalid max_norm: '1'; expected a number above 0"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "words"), [
+    ("AdamW", {"lr": -1.0}, "Invalid learning rate: -1.0"), ("AdamW", {"lr": math.nan}, "Invalid learning rate: nan"),
+    ("AdamW", {"lr": torch.ones(2)}, "1-element"), ("AdamW", {"eps": -1.0}, "Invalid epsilon value: -1.0"),
+    ("AdamW", {"betas": (1.0, 0.9)}, "Invalid beta parameter at index 0: 1.0"),
+    ("AdamW", {"betas": (0.9, math.nan)}, "Invalid beta parameter at index 1: nan"),
+    ("Adam", {"weight_decay": -0.1}, "Invalid weight_decay value: -0.1"),
+    ("SGD", {"momentum": -0.5}, "Invalid momentum value: -0.5"),
+    ("SGD", {"nesterov": True}, "Nesterov momentum requires a momentum and zero dampening"),
+    ("Lion", {"betas": (0.9, 2.0)}, "Invalid beta parameter at index 1: 2.0"),
+    *(
+        (name, {"adamw_betas" if name == "MuonW" else "betas": betas}, words)
+        for name in ("AdamW", "Lion", "AdamW8bit", "MuonW")
+        for betas, words in (
+            ((0.9, 0.99, 0.999), "Invalid betas: .0.9, 0.99, 0.999.; expected two numbers"),
+            (0.9, "Invalid betas: 0.9; expected two numbers"),
+            ((0.9,), "Invalid betas: .*expected two numbers"),
+            ((0.9, "a"), "Invalid beta parameter at index 1: 'a'; expected a number"),
+            ({0.9, 0.99}, "Invalid betas: .*expected two numbers"),
+        )
+    ),
+    *(
+        (name, {"seed": seed}, "Invalid seed: .*; expected an int of 64 bits")
+        for name in ("AdamW", "SGD", "Lion", "AdamW8bit")
+        for seed in ("a", 1.5, 2**70, None)
+    ),
+    ("SGD", {"momentum": 0.9, "dampening": math.nan}, "Invalid dampening value: nan; expected a finite number"),
+    ("SGD", {"dampening": "a"}, "Invalid dampening value: 'a'"),
+    ("SGD", {"momentum": "a"}, "Invalid momentum value: 'a'; expected a number"),
+    ("AdamW", {"lr": "a"}, "Invalid learning rate: 'a'; expected a number"),
+    ("AdamW", {"lr": torch.tensor(True)}, "Invalid learning rate: a tensor of torch.bool; expected a number"),
+    ("AdamW", {"lr": torch.tensor(1j)}, "Invalid learning rate: a tensor of torch.complex64; expected a number"),
+    *(
+        ("AdamW8bit", {"block_size": size}, f"Invalid block_size: {size}; expected 128, 256")
+        for size in (256.0, 100, 64)
+    ),
+    ("AdamW8bit", {"state_format": "int8"}, "expected dynamic, fp8"),
+    ("AdamW8bit", {"code_rounding": "up"}, "expected nearest, stochastic"),
+    ("AdamW8bit", {"differentiable": True}, "not differentiable"),
+    *(
+        ("AdamW8bit", {"min_8bit_size": size}, "Invalid min_8bit_size: .*; expected a number of 0 or more")
+        for size in ("a", None, True, -1, math.nan)
+    ),
+    ("AdamW", {"rounding": "up"}, "expected nearest, stochastic, split"),
+    ("AdamW", {"rounding": "split"}, r"for torch.bfloat16 weights; a parameter is torch.float32"),
+    ("AdamW", {"state_dtype": torch.float16}, "expected None or torch.float32"),
+    ("AdamW", {"max_norm": 0.0}, "Invalid max_norm: 0.0"),
+    ("AdamW", {"max_norm": "1"}, "Invalid max_norm: '1'; expected a number above 0"),
+])  # fmt: skip
 def test_options_out_of_range_are_refused(name, options, words):
     with pytest.raises(ValueError, match=words):
         getattr(optim, name)(weights(), **options)
@@ -76,19 +71,13 @@ def test_options_out_of_range_are_refused(name, options, words):
             getattr(optim, name)([{"params": weights(), **own}])
 
 
-@pytest.mark.parametrize(
-    ("name", "switches"),
-    [
-        ("AdamW", ("maximize", "amsgrad", "capturable", "differentiable", "foreach", "fused")),
-        ("AdamW8bit", ("maximize", "amsgrad")),
-        ("Adam", ("decoupled_weight_decay",)),
-        ("SGD", ("maximize", "nesterov")),
-        ("Lion", ("maximize",)),
-        ("Muon", ("nesterov", "use_muon")),
-        *((name, ("skip_nonfinite", "zero_grads")) for name in ("Adam", "AdamW", "AdamW8bit", "SGD", "Lion")),
-        *((name, ("skip_nonfinite",)) for name in ("Muon", "MuonW")),
-    ],
-)
+@pytest.mark.parametrize(("name", "switches"), [
+    ("AdamW", ("maximize", "amsgrad", "capturable", "differentiable", "foreach", "fused")),
+    ("AdamW8bit", ("maximize", "amsgrad")), ("Adam", ("decoupled_weight_decay",)), ("SGD", ("maximize", "nesterov")),
+    ("Lion", ("maximize",)), ("Muon", ("nesterov", "use_muon")),
+    *((name, ("skip_nonfinite", "zero_grads")) for name in ("Adam", "AdamW", "AdamW8bit", "SGD", "Lion")),
+    *((name, ("skip_nonfinite",)) for name in ("Muon", "MuonW")),
+])  # fmt: skip
 def test_switches_are_bools(name, switches):
     for switch in switches:
         words = f"Invalid {switch}: .*; expected True"

@@ -90,14 +90,11 @@ def kernels_of(optimizer: object) -> set[bool]:
 
 # The norm of all gradients is about 2,500.
 ASKED = {
-    "plain": {},
-    "clipped": {"max_norm": 700.0},
-    "not clipped": {"max_norm": 1e6},
-    "scaled": {"scaled": True, "bad": 2},
-    "not finite": {"skip_nonfinite": True, "bad": 2},
+    "plain": {}, "clipped": {"max_norm": 700.0}, "not clipped": {"max_norm": 1e6},
+    "scaled": {"scaled": True, "bad": 2}, "not finite": {"skip_nonfinite": True, "bad": 2},
     "all": {"max_norm": 700.0, "skip_nonfinite": True, "scaled": True, "bad": 3},
     "all, of large ones": {"max_norm": 700.0, "skip_nonfinite": True, "scaled": True, "bad": 2, "large": True},
-}
+}  # fmt: skip
 KINDS = {
     "AdamW": (AdamW, {}),
     "AdamW fp16": (AdamW, {"dtype": torch.float16, "betas": (0.9, 0.99)}),

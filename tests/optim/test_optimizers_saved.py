@@ -47,18 +47,14 @@ def test_a_state_dict_looks_as_pytorchs(name, capturable):
             assert got.device.type == (DEVICE if capturable or key != "step" else "cpu")
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "dtype"),
-    [
-        ("AdamW", {"amsgrad": True}, torch.float32),
-        ("SGD", {"dampening": 0.1}, torch.float32),
-        ("AdamW", {"state_dtype": torch.float32}, torch.float16),
-        ("AdamW", {"rounding": "stochastic", "state_dtype": torch.float32, "seed": 4}, torch.bfloat16),
-        ("AdamW", {"rounding": "split", "state_dtype": torch.float32}, torch.bfloat16),
-        ("Lion", {"lr": 1e-2}, torch.float32),
-        *(("AdamW8bit", {**options, "min_8bit_size": 0}, torch.float16) for options in IN_8_BITS),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "dtype"), [
+    ("AdamW", {"amsgrad": True}, torch.float32), ("SGD", {"dampening": 0.1}, torch.float32),
+    ("AdamW", {"state_dtype": torch.float32}, torch.float16),
+    ("AdamW", {"rounding": "stochastic", "state_dtype": torch.float32, "seed": 4}, torch.bfloat16),
+    ("AdamW", {"rounding": "split", "state_dtype": torch.float32}, torch.bfloat16),
+    ("Lion", {"lr": 1e-2}, torch.float32),
+    *(("AdamW8bit", {**options, "min_8bit_size": 0}, torch.float16) for options in IN_8_BITS),
+])  # fmt: skip
 def test_a_run_that_is_resumed_goes_on_bit_for_bit(name, options, dtype):
     options = {**PAIRS.get(name, {}), **options}
     mine = weights(dtype=dtype)
@@ -79,24 +75,20 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(name, options, dtype):
 FLOATS = "expected a tensor of floating-point numbers"
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value", "words"),
-    [
-        ("AdamW", "step", None, "'step' is missing; there are 'exp_avg', 'exp_avg_sq'"),
-        ("AdamW", "exp_avg", None, "'exp_avg' is missing"),
-        ("Adam", "exp_avg_sq", None, "'exp_avg_sq' is missing"),
-        ("AdamW", "exp_avg", torch.ones(5000, dtype=torch.int64), rf"'exp_avg' is a tensor of torch.int64.*; {FLOATS}"),
-        ("AdamW", "exp_avg_sq", [1.0], rf"'exp_avg_sq' is \[1.0\]; {FLOATS}"),
-        ("AdamW", "step", "three", "'step' is 'three'; expected a number, or a tensor of one"),
-        ("AdamW", "step", torch.ones(2), "'step' is a tensor of torch.float32, shape .2,.; expected a number"),
-        ("Lion", "exp_avg", torch.ones(5000, dtype=torch.bool), FLOATS),
-        ("SGD", "momentum_buffer", torch.ones(5000, dtype=torch.int32), FLOATS),
-        ("AdamW8bit", "exp_avg_codes", None, "'exp_avg_codes' is missing"),
-        ("AdamW8bit", "exp_avg_scales", None, "'exp_avg_scales' is missing"),
-        ("AdamW8bit", "exp_avg_sq_codes", torch.ones(5000), "'exp_avg_sq_codes' .* expected a tensor of torch.uint8"),
-        ("AdamW8bit", "exp_avg_sq_scales", torch.ones(20, dtype=torch.int32), FLOATS),
-    ],
-)
+@pytest.mark.parametrize(("name", "key", "value", "words"), [
+    ("AdamW", "step", None, "'step' is missing; there are 'exp_avg', 'exp_avg_sq'"),
+    ("AdamW", "exp_avg", None, "'exp_avg' is missing"), ("Adam", "exp_avg_sq", None, "'exp_avg_sq' is missing"),
+    ("AdamW", "exp_avg", torch.ones(5000, dtype=torch.int64), rf"'exp_avg' is a tensor of torch.int64.*; {FLOATS}"),
+    ("AdamW", "exp_avg_sq", [1.0], rf"'exp_avg_sq' is \[1.0\]; {FLOATS}"),
+    ("AdamW", "step", "three", "'step' is 'three'; expected a number, or a tensor of one"),
+    ("AdamW", "step", torch.ones(2), "'step' is a tensor of torch.float32, shape .2,.; expected a number"),
+    ("Lion", "exp_avg", torch.ones(5000, dtype=torch.bool), FLOATS),
+    ("SGD", "momentum_buffer", torch.ones(5000, dtype=torch.int32), FLOATS),
+    ("AdamW8bit", "exp_avg_codes", None, "'exp_avg_codes' is missing"),
+    ("AdamW8bit", "exp_avg_scales", None, "'exp_avg_scales' is missing"),
+    ("AdamW8bit", "exp_avg_sq_codes", torch.ones(5000), "'exp_avg_sq_codes' .* expected a tensor of torch.uint8"),
+    ("AdamW8bit", "exp_avg_sq_scales", torch.ones(20, dtype=torch.int32), FLOATS),
+])  # fmt: skip
 def test_a_state_dict_that_is_not_whole_is_refused_and_nothing_is_loaded(name, key, value, words):
     mine = weights(((3,), (5000,)))
     a = getattr(optim, name)(mine, **PAIRS.get(name, {}))

@@ -15,13 +15,9 @@ from weft.optim.muon import Muon
 
 pytestmark = pytest.mark.device
 MADE = {
-    "Adam": {},
-    "AdamW": {"amsgrad": True},
-    "AdamW8bit": {"min_8bit_size": 0},
-    "Lion": {},
-    "SGD": {"momentum": 0.9},
+    "Adam": {}, "AdamW": {"amsgrad": True}, "AdamW8bit": {"min_8bit_size": 0}, "Lion": {}, "SGD": {"momentum": 0.9},
     "Muon": {"ns_dtype": torch.float32},
-}
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -39,29 +39,12 @@ def measurement(
     ours = implementation in OURS
     ratio = peer[1] / time_us if peer and ours else None
     base = dict(
-        operator="softmax",
-        direction="forward",
-        workload="M=1024,N=256",
-        dtype="bf16",
-        ours=ours,
-        **on("cuda"),
-        time_p20_us=time_us * 0.985,
-        time_p80_us=time_us * 1.02,
-        repetitions=100,
-        host_us=14.0,
-        limit_us=limit_us,
-        limit_name="memory 1:1",
-        share_of_ceiling=limit_us / time_us,
-        error=0.42,
-        versions=VERSIONS,
-        commit="0123456789ab",
-        run="r1",
-        time="2026-11-20T10:05:00Z",
-        best_peer=peer[0] if peer and ours else None,
-        ratio_to_best_peer=ratio,
-        ratio_p20=ratio and ratio * 0.985,
-        ratio_p80=ratio and ratio * 1.012,
-    )
+        operator="softmax", direction="forward", workload="M=1024,N=256", dtype="bf16", ours=ours, **on("cuda"),
+        time_p20_us=time_us * 0.985, time_p80_us=time_us * 1.02, repetitions=100, host_us=14.0, limit_us=limit_us,
+        limit_name="memory 1:1", share_of_ceiling=limit_us / time_us, error=0.42, versions=VERSIONS,
+        commit="0123456789ab", run="r1", time="2026-11-20T10:05:00Z", best_peer=peer[0] if peer and ours else None,
+        ratio_to_best_peer=ratio, ratio_p20=ratio and ratio * 0.985, ratio_p80=ratio and ratio * 1.012,
+    )  # fmt: skip
     return Measurement(implementation=implementation, time_us=time_us, **(base | fields))
 
 
@@ -155,13 +138,10 @@ def training(device: str = "cpu") -> dict[str, Any]:
     epochs = range(15)
     about = {"job": "digits CNN", "device": device, "hardware": CPU if device == "cpu" else GPU, "seed": 0}
     return {
-        **about,
-        **{"parameters": 151498, "train_images": 1438, "test_images": 359},
-        "train_loss": [1.9 * 0.72**e + 0.02 for e in epochs],
-        "test_loss": [1.2 * 0.7**e + 0.035 for e in epochs],
-        "test_accuracy": [min(0.994, 0.86 + 0.03 * e) for e in epochs],
-        "images_per_second": 31206.0,
-    }
+        **about, **{"parameters": 151498, "train_images": 1438, "test_images": 359},
+        "train_loss": [1.9 * 0.72**e + 0.02 for e in epochs], "test_loss": [1.2 * 0.7**e + 0.035 for e in epochs],
+        "test_accuracy": [min(0.994, 0.86 + 0.03 * e) for e in epochs], "images_per_second": 31206.0,
+    }  # fmt: skip
 
 
 def compiled() -> list[dict[str, Any]]:
@@ -200,23 +180,15 @@ def gpu_contents(failures: bool = True) -> Contents:
     machine = {"device": "cuda", "gpu": GPU, "memory_gib": 139.8, "sms": 132, "l2": "60 MiB", **DRIVER}
     machine |= {"clocks_mhz": {"sm": 1980, "memory": 3201}, "cpu": "Synthetic CPU, 16 cores"}
     return Contents(
-        machine=machine | {"versions": VERSIONS, "os": "Linux 6.8"},
-        ceilings=ceilings(),
-        verification=verification(failures=failures),
-        measurements=measured,
-        compiled=compiled(),
-        training=training("cuda"),
-        findings=findings(),
-    )
+        machine=machine | {"versions": VERSIONS, "os": "Linux 6.8"}, ceilings=ceilings(),
+        verification=verification(failures=failures), measurements=measured, compiled=compiled(),
+        training=training("cuda"), findings=findings(),
+    )  # fmt: skip
 
 
 def cpu_contents() -> Contents:
     return Contents(
         machine={"device": "cpu", "cpu": CPU, "memory_gib": 7.7, "versions": VERSIONS, "os": "Linux 6.8"},
-        ceilings=ceilings("cpu"),
-        verification=verification(gpu=False, failures=False),
-        measurements=matmul("cpu"),
-        compiled=compiled()[:-1],
-        training=training(),
-        findings=findings()[:1],
-    )
+        ceilings=ceilings("cpu"), verification=verification(gpu=False, failures=False), measurements=matmul("cpu"),
+        compiled=compiled()[:-1], training=training(), findings=findings()[:1],
+    )  # fmt: skip

@@ -178,13 +178,10 @@ def test_stub_has_signature_and_summary():
     ast.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "told"),
-    [
-        ("@thing.function\n", "", "decorate one with @thing.function"),
-        ("Sequence[int]", "Unknown", "'thing': annotation Unknown"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "told"), [
+    ("@thing.function\n", "", "decorate one with @thing.function"),
+    ("Sequence[int]", "Unknown", "'thing': annotation Unknown"),
+])  # fmt: skip
 def test_stub_says_what_is_missing(old, new, told):
     with pytest.raises(ValueError, match=told):
         stubs.stub({"thing": MODULE.replace(old, new)}, OPS)

@@ -202,14 +202,11 @@ def test_records_of_another_machine_are_called_so(tmp_path):
     assert "another machine" not in prose(here, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("found", "told"),
-    [
-        ({"lacking": "numba: pip install 'weft[cluster]'"}, "the simulator needs numba: pip install 'weft[cluster]'"),
-        ({"failed": "it was <late>"}, "No comparison of policies: it was &lt;late&gt;"),
-        ({"comparison": {"runs": []}}, "python -m weft.cluster.demonstration"),
-    ],
-)
+@pytest.mark.parametrize(("found", "told"), [
+    ({"lacking": "numba: pip install 'weft[cluster]'"}, "the simulator needs numba: pip install 'weft[cluster]'"),
+    ({"failed": "it was <late>"}, "No comparison of policies: it was &lt;late&gt;"),
+    ({"comparison": {"runs": []}}, "python -m weft.cluster.demonstration"),
+])  # fmt: skip
 def test_section_says_why_it_is_empty(tmp_path, found, told):
     text = prose(with_scheduling({"records": []} | found), tmp_path)
     assert told in text.replace("&#39;", "'") and "No records of the simulator's speed" in text.replace("&#39;", "'")
@@ -257,14 +254,10 @@ def test_the_comparison_runs_beside_and_gives_what_the_page_shows(answers, store
     assert got == scheduling()
 
 
-@pytest.mark.parametrize(
-    ("code", "why"),
-    [
-        ("raise ValueError('no cluster')", "ValueError: no cluster"),
-        ("import os; os.abort()", "status -6"),
-        ("print('half an obj')", "status 0"),
-    ],
-)
+@pytest.mark.parametrize(("code", "why"), [
+    ("raise ValueError('no cluster')", "ValueError: no cluster"), ("import os; os.abort()", "status -6"),
+    ("print('half an obj')", "status 0"),
+])  # fmt: skip
 def test_a_comparison_that_fails_costs_no_report(answers, store, code, why):
     answers(code)
     with comparison.beside(store, "answers") as found:

@@ -234,21 +234,16 @@ def test_markers_in_code_and_prose_are_left_alone(store, tmp_path):
     assert refresh(path, store) == path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ([MARKER], r"README.md:3: this table has no end"),
-        ([MARKER, MARKER, END], r"README.md:4: a table opens before"),
-        (["<!-- weft:tabel operator=softmax gpu=x -->", END], "did you mean 'table'"),
-        (["<!-- weft:table operator=softmax gpus=x -->", END], "did you mean 'gpu'"),
-        (["<!-- weft:table gpu=x -->", END], "lacks operator=…"),
-        (["<!-- weft:table operator softmax -->", END], "should read"),
-        (["<!-- weft:table operator=softmax gpu=another -->", END], r"unknown gpu .*\(there are: synthetic-gpu-9000\)"),
-        ([MARKER.replace("direction=forward", "direction=sideways"), END], "unknown direction"),
-        (["<!--weft:tabel gpu=x-->", END], "did you mean 'table'"),
-        (["```", "never closed", MARKER, END], "code fence"),
-    ],
-)
+@pytest.mark.parametrize(("lines", "message"), [
+    ([MARKER], r"README.md:3: this table has no end"), ([MARKER, MARKER, END], r"README.md:4: a table opens before"),
+    (["<!-- weft:tabel operator=softmax gpu=x -->", END], "did you mean 'table'"),
+    (["<!-- weft:table operator=softmax gpus=x -->", END], "did you mean 'gpu'"),
+    (["<!-- weft:table gpu=x -->", END], "lacks operator=…"),
+    (["<!-- weft:table operator softmax -->", END], "should read"),
+    (["<!-- weft:table operator=softmax gpu=another -->", END], r"unknown gpu .*\(there are: synthetic-gpu-9000\)"),
+    ([MARKER.replace("direction=forward", "direction=sideways"), END], "unknown direction"),
+    (["<!--weft:tabel gpu=x-->", END], "did you mean 'table'"), (["```", "never closed", MARKER, END], "code fence"),
+])  # fmt: skip
 def test_wrong_markers_are_refused_with_their_line(store, tmp_path, lines, message):
     with pytest.raises(ValueError, match=message):
         refresh(document(tmp_path, *lines), store)
