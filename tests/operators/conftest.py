@@ -1,4 +1,5 @@
-"""Kernels on the CPU emulator: a file says which in ``SUITES``, and imports those tests from ``emulated``."""
+"""Tests that files share: of the kernels on the CPU emulator in a file's ``SUITES`` (``emulated``), and of the calls that are
+refused in its ``REFUSED`` (``refused``)."""
 
 import functools
 
@@ -7,7 +8,7 @@ import turns
 
 SHARE_OF_MISTAKES = 2  # a run has one in so many; each is compiled, which takes longer than to run it
 
-pytest.register_assert_rewrite("emulated")
+pytest.register_assert_rewrite("emulated", "refused")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,9 @@ def marks(name: str, suite, what: str, of: str):
 
 
 def pytest_generate_tests(metafunc):
-    """Each case, or each mistake, of all suites."""
+    """Each bad call; each case, or each mistake, of all suites."""
+    if "bad_call" in metafunc.fixturenames:
+        metafunc.parametrize("bad_call", metafunc.module.REFUSED)
     for what in {"case", "mistake"} & set(metafunc.fixturenames if "suite" in metafunc.fixturenames else ()):
         metafunc.parametrize(
             ("suite", what),

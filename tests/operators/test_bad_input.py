@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from refused import refused
+from refused import EITHER, bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from where import DEVICE, DTYPES
 
 from weft import ops, registry
@@ -18,13 +18,8 @@ def x(*shape: int, dtype: torch.dtype = torch.float32, device: str = DEVICE) -> 
     return torch.ones(shape, dtype=dtype, device=device)
 
 
-def bad(name: str, error: type[Exception] | tuple, words: str, *arguments, **options):
-    """A call, and what its error says, in any order."""
-    return pytest.param(name, arguments, options, error, words, id=f"{name}-{words}")
-
-
 FLOATS = "float32, float16, bfloat16 or float64"
-HALF, EITHER = torch.float16, (TypeError, ValueError)
+HALF = torch.float16
 REFUSED = [
     # not a tensor
     bad("vector_add", TypeError, "'x'; NoneType; torch.Tensor", None, x(3)),
@@ -90,13 +85,6 @@ REFUSED = [
     bad("matmul", ValueError, f"'b'; meta; 'a'; {DEVICE}; one device", x(2, 3), x(3, 4, device="meta")),
     bad("batched_matmul", ValueError, f"'b'; meta; {DEVICE}; one device", x(2, 2, 3), x(3, 4, device="meta")),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "arguments", "options", "error", "words"), REFUSED)
-def test_it_is_refused_in_words_that_help(name, arguments, options, error, words):
-    for function in (getattr(ops, name), lambda *a, **k: ops.explain(name, *a, **k)):
-        with refused(error, f"{name}: ; {words}"):
-            function(*arguments, **options)
 
 
 def test_a_call_like_an_earlier_one_is_checked_too():

@@ -3,6 +3,7 @@ of seed, offset and index alone."""
 
 import pytest
 import torch
+from refused import EITHER, bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from where import DEVICE
 
 from weft import ops
@@ -118,23 +119,18 @@ def test_drawn_masks_differ_and_follow_manual_seed():
     assert not first[0].equal(first[1]) and not first[1].equal(first[2])
 
 
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        ({"p": 1.5}, "'p' is 1.5; expected a probability"),
-        ({"p": float("nan")}, "'p' is nan"),
-        ({"p": True}, "'p' is True"),
-        ({"seed": 2**64}, "expected an int of 64 bits"),
-        ({"seed": 1.5}, "expected an int of 64 bits"),
-        ({"seed": 1, "offset": -1}, "'offset' is -1"),
-        ({"offset": 3}, "expected a seed beside an offset"),
-        ({"seed": torch.zeros(2, dtype=torch.int64)}, "one element of torch.int64"),
-        ({"training": 1}, "'training' is 1; expected True or False"),
-    ],
-)
-def test_wrong_arguments_are_named(wrong, match):
-    with pytest.raises((ValueError, TypeError), match=match):
-        ops.dropout(torch.ones(8, device=DEVICE), **wrong)
+ONES = torch.ones(8, device=DEVICE)
+REFUSED = [
+    bad("dropout", EITHER, "'p' is 1.5; expected a probability", ONES, p=1.5),
+    bad("dropout", EITHER, "'p' is nan", ONES, p=float("nan")),
+    bad("dropout", EITHER, "'p' is True", ONES, p=True),
+    bad("dropout", EITHER, "expected an int of 64 bits", ONES, seed=2**64),
+    bad("dropout", EITHER, "expected an int of 64 bits", ONES, seed=1.5),
+    bad("dropout", EITHER, "'offset' is -1", ONES, seed=1, offset=-1),
+    bad("dropout", EITHER, "expected a seed beside an offset", ONES, offset=3),
+    bad("dropout", EITHER, "one element of torch.int64", ONES, seed=torch.zeros(2, dtype=torch.int64)),
+    bad("dropout", EITHER, "'training' is 1; expected True or False", ONES, training=1),
+]
 
 
 @pytest.mark.gpu

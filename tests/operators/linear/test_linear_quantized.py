@@ -1,9 +1,12 @@
 """A linear layer that leaves 8-bit codes: the codes of ``quantize``, the largest value, two launches on Hopper, wrong
 arguments."""
 
+import functools
+
 import pytest
 import torch
 from hopper_on_cpu import OnGpu
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from where import DEVICE
 
 from weft import ops, registry
@@ -127,19 +130,12 @@ def test_the_main_loop_leaves_codes_of_a_scale(launched):
 
 
 GOOD = {"x": random(4, 8), "weight": random(16, 8), "scale": torch.ones(1, device=DEVICE)}
-
-
-@pytest.mark.parametrize(
-    ("changed", "error", "words"),
-    [
-        ({"weight": random(16, 9)}, ValueError, r"linear_quantized: argument 'weight' has shape \(16, 9\)"),
-        ({"scale": 1.0}, TypeError, "'scale' is a float"),
-        ({"scale": torch.ones(1, device=DEVICE).half()}, TypeError, "'scale' has dtype float16"),
-        ({"scale": torch.ones(16, device=DEVICE)}, ValueError, r"'scale' has shape \(16,\); expected \(1,\) or \(\)"),
-        ({"dtype": torch.bfloat16}, TypeError, "'dtype' is torch.bfloat16; expected torch.float8_e4m3fn"),
-        ({"activation": "tanh"}, ValueError, "'activation' is 'tanh'"),
-    ],
-)
-def test_what_does_not_fit_is_refused_by_name(changed, error, words):
-    with pytest.raises(error, match=words):
-        ops.linear_quantized(**{**GOOD, **changed})
+wrong = functools.partial(bad, "linear_quantized", **GOOD)
+REFUSED = [
+    wrong(ValueError, "linear_quantized: argument 'weight' has shape (16, 9)", weight=random(16, 9)),
+    wrong(TypeError, "'scale' is a float", scale=1.0),
+    wrong(TypeError, "'scale' has dtype float16", scale=torch.ones(1, device=DEVICE).half()),
+    wrong(ValueError, "'scale' has shape (16,); expected (1,) or ()", scale=torch.ones(16, device=DEVICE)),
+    wrong(TypeError, "'dtype' is torch.bfloat16; expected torch.float8_e4m3fn", dtype=torch.bfloat16),
+    wrong(ValueError, "'activation' is 'tanh'", activation="tanh"),
+]

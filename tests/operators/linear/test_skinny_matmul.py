@@ -3,6 +3,7 @@ gradients, wrong arguments."""
 
 import pytest
 import torch
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from where import DEVICE
 
 from weft import ops, registry
@@ -145,16 +146,11 @@ def test_operands_are_cast_as_autocast_casts_those_of_a_linear_layer():
     torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "match"),
-    [
-        (lambda x, w: ops.skinny_matmul(x[0], w), ValueError, r"'x' has shape \(128,\); expected a matrix"),
-        (lambda x, w: ops.skinny_matmul(x, w[:, :5]), ValueError, "expected w with 128 columns"),
-        (lambda x, w: ops.skinny_matmul(x, w.half()), TypeError, "'w' has dtype float16"),
-        (lambda x, w: ops.skinny_matmul(x, w, w[0]), ValueError, r"'bias' has shape \(128,\); expected \(7,\)"),
-        (lambda x, w: ops.skinny_matmul(x, w, 1.0), TypeError, "'bias' is a float"),
-    ],
-)
-def test_wrong_arguments_are_named(call, error, match):
-    with pytest.raises(error, match=match):
-        call(random(3, 128), random(7, 128))
+X, W = random(3, 128), random(7, 128)
+REFUSED = [
+    bad("skinny_matmul", ValueError, "'x' has shape (128,); expected a matrix", X[0], W),
+    bad("skinny_matmul", ValueError, "expected w with 128 columns", X, W[:, :5]),
+    bad("skinny_matmul", TypeError, "'w' has dtype float16", X, W.half()),
+    bad("skinny_matmul", ValueError, "'bias' has shape (128,); expected (7,)", X, W, W[0]),
+    bad("skinny_matmul", TypeError, "'bias' is a float", X, W, 1.0),
+]

@@ -1,7 +1,10 @@
 """Products of 8-bit operands where what is asked of every operator does not reach: exactness, scales, wrong arguments."""
 
+import functools
+
 import pytest
 import torch
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from where import DEVICE
 
 from weft import ops, registry
@@ -105,29 +108,23 @@ def operands(m=64, n=128, k=256, dtype=torch.float8_e4m3fn):
     return torch.zeros(m, k, device=DEVICE).to(dtype), torch.zeros(k, n, device=DEVICE).to(dtype)
 
 
-@pytest.mark.parametrize(
-    ("changed", "error", "words"),
-    [
-        ({"a": torch.zeros(64, 256, device=DEVICE)}, TypeError, "'a'"),
-        ({"b": torch.zeros(256, 128, device=DEVICE).to(torch.int8)}, TypeError, "both int8, or both an fp8"),
-        ({"b": operands(k=255)[1]}, ValueError, "256 rows"),
-        ({"a_scale": torch.ones(64, device=DEVICE)}, ValueError, r"\(64, 1\) and \(1, 128\)"),
-        ({"a_scale": torch.ones(64, 2, device=DEVICE), "b_scale": torch.ones(2, 2, device=DEVICE)}, ValueError, "of blocks"),
-        ({"a_scale": torch.ones((), device=DEVICE).half()}, TypeError, "a_scale"),
-        ({"b_scale": torch.ones((), device=DEVICE).requires_grad_()}, ValueError, "b_scale"),
-        ({"bias": torch.ones(64, device=DEVICE)}, ValueError, r"\(128,\)"),
-        ({"dtype": torch.int8}, TypeError, "dtype"),
-        ({"check_scales": 1}, TypeError, "check_scales"),
-        ({"a_scale": ONE * torch.inf, "check_scales": True}, ValueError, r"'a_scale' has inf at \(\) \(1 such"),
-        ({"a_scale": torch.ones(64, 1, device=DEVICE), "b_scale": torch.ones(1, 128, device=DEVICE).index_fill_(
-            1, torch.tensor([5, 9], device=DEVICE), torch.nan), "check_scales": True}, ValueError,
-         r"'b_scale' has nan at \(0, 5\) \(2 such"),
-    ],
-)  # fmt: skip
-def test_what_does_not_fit_is_refused_by_name(changed, error, words):
-    a, b = operands()
-    with pytest.raises(error, match=words):
-        ops.scaled_matmul(**{"a": a, "b": b, "a_scale": ONE, "b_scale": ONE, **changed})
+A, B = operands()
+wrong = functools.partial(bad, "scaled_matmul", a=A, b=B, a_scale=ONE, b_scale=ONE)
+REFUSED = [
+    wrong(TypeError, "'a'", a=torch.zeros(64, 256, device=DEVICE)),
+    wrong(TypeError, "both int8, or both an fp8", b=torch.zeros(256, 128, device=DEVICE).to(torch.int8)),
+    wrong(ValueError, "256 rows", b=operands(k=255)[1]),
+    wrong(ValueError, "(64, 1) and (1, 128)", a_scale=torch.ones(64, device=DEVICE)),
+    wrong(ValueError, "of blocks", a_scale=torch.ones(64, 2, device=DEVICE), b_scale=torch.ones(2, 2, device=DEVICE)),
+    wrong(TypeError, "a_scale", a_scale=torch.ones((), device=DEVICE).half()),
+    wrong(ValueError, "b_scale", b_scale=torch.ones((), device=DEVICE).requires_grad_()),
+    wrong(ValueError, "(128,)", bias=torch.ones(64, device=DEVICE)),
+    wrong(TypeError, "dtype", dtype=torch.int8),
+    wrong(TypeError, "check_scales", check_scales=1),
+    wrong(ValueError, "'a_scale' has inf at () (1 such", a_scale=ONE * torch.inf, check_scales=True),
+    wrong(ValueError, "'b_scale' has nan at (0, 5) (2 such", a_scale=torch.ones(64, 1, device=DEVICE), check_scales=True,
+          b_scale=torch.ones(1, 128, device=DEVICE).index_fill_(1, torch.tensor([5, 9], device=DEVICE), torch.nan)),
+]  # fmt: skip
 
 
 def test_a_scale_that_is_not_finite_spoils_its_row_alone():

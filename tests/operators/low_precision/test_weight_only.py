@@ -1,10 +1,12 @@
 """Products of few rows with a quantised weight where the tests of every operator do not reach: weights and their layout, the
 arithmetic that unpacks them, splits, which kernel is taken, gradients, wrong arguments."""
 
+import functools
 import importlib
 
 import pytest
 import torch
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from where import DEVICE, DTYPES
 
 from weft import ops, registry
@@ -233,81 +235,55 @@ def test_gradients_of_x_and_bias_through_a_quantised_weight():
             torch.testing.assert_close(got.double(), right, rtol=1e-4, atol=1e-4 * float(right.detach().abs().max()))
 
 
-def test_a_weight_that_is_not_quantised_is_named():
-    with pytest.raises(TypeError, match="'weight' is a Tensor; expected a QuantizedWeight"):
-        ops.weight_only_matmul(random(3, 128), random(7, 128))
+WEIGHT = qw.quantize_weight(random(7, 512), "int4", zero_points=True)
+product = functools.partial(bad, "weight_only_matmul")
 
 
-def changed(**parts):
-    return lambda weight: weight._replace(**{name: make(getattr(weight, name)) for name, make in parts.items()})
+def changed(error: type[Exception], said: str, **parts):
+    """A product with a weight of which some parts are others."""
+    return product(error, said, random(3, 512), WEIGHT._replace(**parts))
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "match"),
-    [
-        (changed(words=lambda t: t.float()), TypeError, "'weight.words' has dtype float32; expected int32"),
-        (changed(words=lambda t: t[:, :8]), ValueError, r"'weight.words' has shape \(7, 8\); expected \(7, 64\)"),
-        (changed(words=lambda t: t.t().contiguous().t()), ValueError, "'weight.words' has strides"),
-        (changed(scale=lambda t: t[:, :2]), ValueError, r"'weight.scale' has shape \(7, 2\); expected \(7, 4\)"),
-        (changed(scale=lambda t: t.double()), TypeError, "'weight.scale' has dtype float64"),
-        (changed(scale=lambda t: t.requires_grad_()), ValueError, "'weight.scale' requires a gradient"),
-        (changed(zero=lambda t: t[:5]), ValueError, r"'weight.zero' has shape \(5, 4\)"),
-        (changed(zero=lambda t: t.int()), TypeError, "'weight.zero' has dtype int32"),
-        (changed(group=lambda g: 48), ValueError, "group 48"),
-        (changed(format=lambda f: "int3"), ValueError, "'int3'"),
-        (changed(columns=lambda k: 256), ValueError, r"'weight.scale' has shape \(7, 4\); expected \(7, 2\)"),
-    ],
-)
-def test_parts_of_a_weight_that_do_not_fit_are_named(change, error, match):
-    weight = change(qw.quantize_weight(random(7, 512), "int4", zero_points=True))
-    with pytest.raises(error, match=match):
-        ops.weight_only_matmul(random(3, 512), weight)
-
-
-def test_columns_that_differ_are_named():
-    with pytest.raises(ValueError, match=r"'x' has shape \(3, 100\) and 'weight' 128 columns"):
-        ops.weight_only_matmul(random(3, 100), qw.quantize_weight(random(7, 128), "int4"))
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "match"),
-    [
-        (lambda w: qw.quantize_weight(w.int(), "int8"), TypeError, "'w' is int32"),
-        (lambda w: qw.quantize_weight(w[0], "int8"), ValueError, r"'w' has shape \(96,\)"),
-        (lambda w: qw.quantize_weight(w, "int3"), ValueError, "'format' is 'int3'; expected int8, int4, fp8"),
-        (lambda w: qw.quantize_weight(w, "int4"), ValueError, "K is 96 and the group 128"),
-        (lambda w: qw.quantize_weight(w, "int4", 0), ValueError, "int4 with a group of 0; expected 32, 64, 128"),
-        (lambda w: qw.quantize_weight(w, "int8", 48), ValueError, "a group of 48"),
-        (lambda w: qw.quantize_weight(w, "int8", zero_points=True), ValueError, "only int4 has zero points"),
-        (lambda w: qw.quantize_weight(w / 0, "int8"), ValueError, "'w' has NaN or infinities"),
-        (lambda w: qw.prepare_weight(w, w[:, 0]), TypeError, "'codes' is float32"),
-        (lambda w: qw.prepare_weight(w[0].to(torch.int8), w[:, 0]), ValueError, r"'codes' has shape \(96,\)"),
-        (lambda w: qw.prepare_weight(w.to(torch.int8), w[:, 0].int()), TypeError, "'scale' is int32"),
-        (lambda w: qw.prepare_weight(w.to(torch.int8), w[:3, 0]), ValueError, r"'scale' has shape \(3,\) for int8"),
-        (lambda w: qw.prepare_weight(w.to(torch.uint8), w[:, 0]), ValueError, r"'scale' has shape \(7,\) for int4"),
-        (lambda w: qw.prepare_weight(w.to(torch.int8), w[:, 0] / 0), ValueError, "'scale' has 7 NaN or infinite"),
-        (lambda w: qw.prepare_weight(w.to(torch.int8), w[:, 0], w[:, 0]), ValueError, "only int4 has zero points"),
-        (
-            lambda w: qw.prepare_weight((w * torch.nan).to(torch.float8_e4m3fn), w[:, 0]),
-            ValueError,
-            "'codes' has NaN; expected finite",
-        ),
-        (
-            lambda w: qw.prepare_weight(w.to(torch.uint8), w[:, :6], w[:, :6].to(torch.uint8) + 16),
-            ValueError,
-            "'zero' has .*; expected 0 … 15",
-        ),
-        (lambda w: qw.prepare_weight(w.to(torch.uint8), w[:, :6], w[:, :6]), TypeError, "'zero' is float32"),
-        (
-            lambda w: qw.prepare_weight(w.to(torch.uint8), w[:, :6], w[:, :5].to(torch.uint8)),
-            ValueError,
-            r"'zero' has shape \(7, 5\); expected the scale's, \(7, 6\)",
-        ),
-    ],
-)
-def test_weights_that_cannot_be_prepared_are_refused(call, error, match):
-    with pytest.raises(error, match=match):
-        call(random(7, 96).abs())
+W = random(7, 96).abs()
+SCALE, ZERO = W[:, :6], W[:, :6].to(torch.uint8)
+of_floats = functools.partial(bad, qw.quantize_weight, ValueError)
+of_codes = functools.partial(bad, qw.prepare_weight)
+REFUSED = [
+    product(TypeError, "'weight' is a Tensor; expected a QuantizedWeight", random(3, 128), random(7, 128)),
+    product(ValueError, "'x' has shape (3, 100) and 'weight' 512 columns", random(3, 100), WEIGHT),
+    changed(TypeError, "'weight.words' has dtype float32; expected int32", words=WEIGHT.words.float()),
+    changed(ValueError, "'weight.words' has shape (7, 8); expected (7, 64)", words=WEIGHT.words[:, :8]),
+    changed(ValueError, "'weight.words' has strides", words=WEIGHT.words.t().contiguous().t()),
+    changed(ValueError, "'weight.scale' has shape (7, 2); expected (7, 4)", scale=WEIGHT.scale[:, :2]),
+    changed(TypeError, "'weight.scale' has dtype float64", scale=WEIGHT.scale.double()),
+    changed(ValueError, "'weight.scale' requires a gradient", scale=WEIGHT.scale.clone().requires_grad_()),
+    changed(ValueError, "'weight.zero' has shape (5, 4)", zero=WEIGHT.zero[:5]),
+    changed(TypeError, "'weight.zero' has dtype int32", zero=WEIGHT.zero.int()),
+    changed(ValueError, "group 48", group=48),
+    changed(ValueError, "'int3'", format="int3"),
+    changed(ValueError, "'weight.scale' has shape (7, 4); expected (7, 2)", columns=256),
+    bad(qw.quantize_weight, TypeError, "'w' is int32", W.int(), "int8"),
+    of_floats("'w' has shape (96,)", W[0], "int8"),
+    of_floats("'format' is 'int3'; expected int8, int4, fp8", W, "int3"),
+    of_floats("K is 96 and the group 128", W, "int4"),
+    of_floats("int4 with a group of 0; expected 32, 64, 128", W, "int4", 0),
+    of_floats("a group of 48", W, "int8", 48),
+    of_floats("only int4 has zero points", W, "int8", zero_points=True),
+    of_floats("'w' has NaN or infinities", W / 0, "int8"),
+    of_codes(TypeError, "'codes' is float32", W, W[:, 0]),
+    of_codes(ValueError, "'codes' has shape (96,)", W[0].to(torch.int8), W[:, 0]),
+    of_codes(TypeError, "'scale' is int32", W.to(torch.int8), W[:, 0].int()),
+    of_codes(ValueError, "'scale' has shape (3,) for int8", W.to(torch.int8), W[:3, 0]),
+    of_codes(ValueError, "'scale' has shape (7,) for int4", W.to(torch.uint8), W[:, 0]),
+    of_codes(ValueError, "'scale' has 7 NaN or infinite", W.to(torch.int8), W[:, 0] / 0),
+    of_codes(ValueError, "only int4 has zero points", W.to(torch.int8), W[:, 0], W[:, 0]),
+    of_codes(ValueError, "'codes' has NaN; expected finite", (W * torch.nan).to(torch.float8_e4m3fn), W[:, 0]),
+    of_codes(ValueError, "'zero' has ; expected 0 … 15", W.to(torch.uint8), SCALE, ZERO + 16),
+    of_codes(TypeError, "'zero' is float32", W.to(torch.uint8), SCALE, SCALE),
+    of_codes(
+        ValueError, "'zero' has shape (7, 5); expected the scale's, (7, 6)", W.to(torch.uint8), SCALE, ZERO[:, :5]
+    ),
+]
 
 
 @pytest.mark.gpu

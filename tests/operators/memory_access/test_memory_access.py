@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from where import DEVICE
 
 from weft import ops, registry
@@ -74,22 +75,16 @@ def test_records_carry_the_prediction():
     assert "predicted_share" not in records[0].details
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "error", "words"),
-    [
-        ("coalesced_access", (torch.ones(2, 3),), ValueError, "expected one dimension"),
-        ("strided_access", (torch.ones(9), 33), ValueError, "'stride' is 33; expected 1 … 32"),
-        ("strided_access", (torch.ones(9), 2.0), TypeError, "expected an int"),
-        ("misaligned_access", (torch.ones(9), -1), ValueError, "expected 0 … 31"),
-        ("vectorized_access", (torch.ones(9), 12), ValueError, "expected 4, 8, 16"),
-        ("l2_resident_access", (torch.ones(9), 0), ValueError, "expected 1 … 4096"),
-        ("random_access", (torch.ones(9, 4), torch.ones(3)), TypeError, "expected int64"),
-        ("random_access", (torch.ones(9), torch.ones(3, dtype=torch.int64)), ValueError, "elements of a block"),
-    ],
-)
-def test_errors_say_what_would_be_right(name, arguments, error, words):
-    with pytest.raises(error, match=words):
-        getattr(ops, name)(*arguments)
+REFUSED = [
+    bad("coalesced_access", ValueError, "expected one dimension", torch.ones(2, 3)),
+    bad("strided_access", ValueError, "'stride' is 33; expected 1 … 32", torch.ones(9), 33),
+    bad("strided_access", TypeError, "expected an int", torch.ones(9), 2.0),
+    bad("misaligned_access", ValueError, "expected 0 … 31", torch.ones(9), -1),
+    bad("vectorized_access", ValueError, "expected 4, 8, 16", torch.ones(9), 12),
+    bad("l2_resident_access", ValueError, "expected 1 … 4096", torch.ones(9), 0),
+    bad("random_access", TypeError, "expected int64", torch.ones(9, 4), torch.ones(3)),
+    bad("random_access", ValueError, "elements of a block", torch.ones(9), torch.ones(3, dtype=torch.int64)),
+]
 
 
 def test_what_is_no_pattern_goes_to_pytorch_and_says_so():

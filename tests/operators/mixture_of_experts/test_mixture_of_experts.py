@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from refused import refused
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from where import DEVICE, printed
 
 from weft import ops, registry
@@ -41,11 +41,11 @@ def test_random_offsets_are_as_they_are_called(loads):
 def test_unchecked_offsets_that_do_not_fit_reach_nothing_outside():
     """Decreasing, negative and too large ones: NaN around x is not read, what lies around y is not written."""
     w = random(3, 8, 16)
-    for bad in ((0, 15, 5, 20), (0, -7, 3, 20), (0, 9, 400, 500), (3, 9, 12, 20)):
+    for offsets in ((0, 15, 5, 20), (0, -7, 3, 20), (0, 9, 400, 500), (3, 9, 12, 20)):
         x, y = torch.full((60, 16), torch.nan, device=DEVICE), torch.full((60, 8), 7.0, device=DEVICE)
         x[20:40] = 1
         plan = GROUPED.kernel("triton").of((x[20:40], w), 20, False, False, False)
-        plan(x[20:40], w, int32(*bad), x, x, y[20:40], y)
+        plan(x[20:40], w, int32(*offsets), x, x, y[20:40], y)
         assert not bool(y.isnan().any()) and bool((y[:20] == 7).all()) and bool((y[40:] == 7).all())
         assert bool((y[20:40] != 7).any())
 
@@ -193,51 +193,28 @@ assert x.grad.shape == (0, 8) and not up.grad.any() and not down.grad.any() and 
 
 X, W, OFFSETS = random(6, 4), random(2, 3, 4), int32(0, 2, 6)
 REFUSED = [
-    ("route_top_k", lambda: (X[0], 1), ValueError, "'logits' has shape"),
-    ("route_top_k", lambda: (X, 5), ValueError, "'k' is 5; expected 1 … 4"),
-    ("route_top_k", lambda: (X, 0), ValueError, "'k' is 0"),
-    ("route_top_k", lambda: (X, True), TypeError, "'k' is True"),
-    ("route_top_k", lambda: (X.int(), 1), TypeError, "int32"),
-    ("route_top_k", lambda: (X[:1].expand(2**30, 4), 2), ValueError, "2147483648 places"),
-    ("permute_tokens", lambda: (X, OFFSETS.long()), TypeError, "'source' has dtype int64"),
-    ("permute_tokens", lambda: (X, OFFSETS, int32(0, 1, 2)[None]), ValueError, "expected 6 rows and 3 elements"),
-    ("combine_tokens", lambda: (X, int32(0, 1)[None], random(1, 2)), ValueError, "one row for each position"),
-    ("combine_tokens", lambda: (X, OFFSETS.view(3, 1), X), ValueError, "one row for each position"),
-    ("grouped_matmul", lambda: (X, W[0], OFFSETS), ValueError, "'w' has shape (3, 4)"),
-    (
-        "grouped_matmul",
-        lambda: (X, W, OFFSETS[:2]),
-        ValueError,
-        "'offsets' has shape (2,); expected (3,), one more",
-    ),
-    ("grouped_matmul", lambda: (X, W, OFFSETS.long()), TypeError, "'offsets' has dtype int64"),
-    ("moe_feed_forward", lambda: (X, X, W, W, 1), ValueError, "'w_gate_up' has shape"),
-    ("moe_feed_forward", lambda: (X, random(2, 4), random(2, 6, 4), random(2, 4, 3), 3), ValueError, "'k' is 3"),
-]
-
-
-@pytest.mark.parametrize(("name", "arguments", "error", "words"), REFUSED)
-def test_wrong_arguments_are_refused(name, arguments, error, words):
-    with refused(error, f"{name}: ; {words}"):
-        getattr(ops, name)(*arguments())
-
-
-@pytest.mark.parametrize(
-    ("offsets", "words"),
-    [((0, 5, 4), "decreasing after offset 1"), ((0, 2, 7), "at most 6"), ((1, 2, 6), "runs from 1")],
-)
-def test_offsets_that_do_not_fit_are_refused_when_checked(offsets, words):
-    with pytest.raises(ValueError, match=words):
-        ops.grouped_matmul(X, W, int32(*offsets), check_offsets=True)
-
-
-def test_indices_out_of_range_are_refused_when_checked():
-    with pytest.raises(ValueError, match=r"'source' has 6 at \(1,\)"):
-        ops.permute_tokens(X, int32(0, 6), check_source=True)
-    with pytest.raises(ValueError, match=r"'position' has -1 at \(0, 1\)"):
-        ops.combine_tokens(X, int32(0, -1, 2, 3, 4, 5).view(3, 2), random(3, 2), check_positions=True)
-    with pytest.raises(ValueError, match="'source' has 9"):
-        ops.grouped_matmul(X, W, int32(0, 1, 2), source=int32(0, 9), check_offsets=True)
+    bad("route_top_k", ValueError, "'logits' has shape", X[0], 1),
+    bad("route_top_k", ValueError, "'k' is 5; expected 1 … 4", X, 5),
+    bad("route_top_k", ValueError, "'k' is 0", X, 0),
+    bad("route_top_k", TypeError, "'k' is True", X, True),
+    bad("route_top_k", TypeError, "int32", X.int(), 1),
+    bad("route_top_k", ValueError, "2147483648 places", X[:1].expand(2**30, 4), 2),
+    bad("permute_tokens", TypeError, "'source' has dtype int64", X, OFFSETS.long()),
+    bad("permute_tokens", ValueError, "expected 6 rows and 3 elements", X, OFFSETS, int32(0, 1, 2)[None]),
+    bad("combine_tokens", ValueError, "one row for each position", X, int32(0, 1)[None], random(1, 2)),
+    bad("combine_tokens", ValueError, "one row for each position", X, OFFSETS.view(3, 1), X),
+    bad("grouped_matmul", ValueError, "'w' has shape (3, 4)", X, W[0], OFFSETS),
+    bad("grouped_matmul", ValueError, "'offsets' has shape (2,); expected (3,), one more", X, W, OFFSETS[:2]),
+    bad("grouped_matmul", TypeError, "'offsets' has dtype int64", X, W, OFFSETS.long()),
+    bad("moe_feed_forward", ValueError, "'w_gate_up' has shape", X, X, W, W, 1),
+    bad("moe_feed_forward", ValueError, "'k' is 3", X, random(2, 4), random(2, 6, 4), random(2, 4, 3), 3),
+    *(bad("grouped_matmul", ValueError, words, X, W, int32(*offsets), check_offsets=True) for offsets, words in (
+        ((0, 5, 4), "decreasing after offset 1"), ((0, 2, 7), "at most 6"), ((1, 2, 6), "runs from 1"))),
+    bad("permute_tokens", ValueError, "'source' has 6 at (1,)", X, int32(0, 6), check_source=True),
+    bad("combine_tokens", ValueError, "'position' has -1 at (0, 1)", X, int32(0, -1, 2, 3, 4, 5).view(3, 2), random(3, 2),
+        check_positions=True),
+    bad("grouped_matmul", ValueError, "'source' has 9", X, W, int32(0, 1, 2), source=int32(0, 9), check_offsets=True),
+]  # fmt: skip
 
 
 TRACED = """

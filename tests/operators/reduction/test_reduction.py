@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from where import DEVICE, printed
 
 from weft import ops, registry
@@ -67,21 +68,18 @@ def test_other_norms_are_handed_over(p):
     torch.testing.assert_close(ops.norm(x, p, 1), torch.linalg.vector_norm(x, p, 1))
 
 
-def test_bad_arguments_are_named():
-    x = drawn(3, 4)
-    for call, error, words in (
-        (lambda: ops.sum([1.0]), TypeError, "'x' is a list"),
-        (lambda: ops.sum(x, 2), ValueError, "'dim' is 2"),
-        (lambda: ops.sum(x, 1.0), TypeError, "'dim' is 1.0"),
-        (lambda: ops.sum(x, 1, 1), TypeError, "'keepdim' is 1"),
-        (lambda: ops.max(x[:0], 0), ValueError, "no elements along dim=0"),
-        (lambda: ops.argmax(x[:0]), ValueError, "no elements"),
-        (lambda: ops.norm(x, "two"), TypeError, "'p' is 'two'"),
-        (lambda: ops.norm(x[:0], -1.0), ValueError, r"'p' is -1.0 .* \(0, 4\), no elements along dim=None"),
-        (lambda: ops.mean(x.int()), TypeError, "dtype int32"),
-    ):
-        with pytest.raises(error, match=words):
-            call()
+X = drawn(3, 4)
+REFUSED = [
+    bad("sum", TypeError, "'x' is a list", [1.0]),
+    bad("sum", ValueError, "'dim' is 2", X, 2),
+    bad("sum", TypeError, "'dim' is 1.0", X, 1.0),
+    bad("sum", TypeError, "'keepdim' is 1", X, 1, 1),
+    bad("max", ValueError, "no elements along dim=0", X[:0], 0),
+    bad("argmax", ValueError, "no elements", X[:0]),
+    bad("norm", TypeError, "'p' is 'two'", X, "two"),
+    bad(ops.norm, ValueError, "'p' is -1.0 ; (0, 4), no elements along dim=None", X[:0], -1.0),
+    bad("mean", TypeError, "dtype int32", X.int()),
+]
 
 
 OPERATORS = {name: registry.get(name) for name in ("max", "min")}

@@ -3,6 +3,7 @@ rotation keeps."""
 
 import pytest
 import torch
+from refused import EITHER, bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from where import DEVICE
 
 from weft import ops
@@ -107,26 +108,19 @@ def test_tables_get_gradients_through_pytorch():
     assert "cos or sin needs a gradient" in ops.explain("rotary_embedding", q, k, cos, sin).reason
 
 
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        (lambda q, k, c, s: (q[0], k, c, s), r"'q' has shape \(5, 4, 16\); expected \[B, S, heads, D\]"),
-        (lambda q, k, c, s: (q, k[:1], c, s), "expected the same batch, sequence and head dim"),
-        (lambda q, k, c, s: (q, k.half(), c, s), "'k' has dtype float16"),
-        (lambda q, k, c, s: (q, k, c[:3], s), r"'cos' has shape \(3, 8\); expected \[S, R/2\] or \[B, S, R/2\]"),
-        (lambda q, k, c, s: (q, k, torch.cat((c, c), -1), s), r"'sin' has shape \(5, 8\).*both tables alike"),
-        (lambda q, k, c, s: (q, k, c, s[:, :3]), r"'sin' has shape \(5, 3\)"),
-        (lambda q, k, c, s: (q, k, c.half(), s.half()), "'cos' has dtype float16; expected float32"),
-        (lambda q, k, c, s: (q, k, c, s, 1), "'interleaved' is 1; expected True or False"),
-        (
-            lambda q, k, c, s: (q[:, :, :1].expand(B, S, H, D), k, c, s, False, True),
-            r"inplace=True and argument 'q' of shape \(2, 5, 4, 16\) with strides",
-        ),
-    ],
-)
-def test_wrong_arguments_are_named(change, match):
-    with pytest.raises((ValueError, TypeError), match=match):
-        ops.rotary_embedding(*change(*drawn()))
+QUERY, KEYS, COS, SIN = drawn()
+REFUSED = [
+    bad("rotary_embedding", EITHER, "'q' has shape (5, 4, 16); expected [B, S, heads, D]", QUERY[0], KEYS, COS, SIN),
+    bad("rotary_embedding", EITHER, "expected the same batch, sequence and head dim", QUERY, KEYS[:1], COS, SIN),
+    bad("rotary_embedding", EITHER, "'k' has dtype float16", QUERY, KEYS.half(), COS, SIN),
+    bad("rotary_embedding", EITHER, "'cos' has shape (3, 8); expected [S, R/2] or [B, S, R/2]", QUERY, KEYS, COS[:3], SIN),
+    bad("rotary_embedding", EITHER, "'sin' has shape (5, 8); both tables alike", QUERY, KEYS, torch.cat((COS, COS), -1), SIN),
+    bad("rotary_embedding", EITHER, "'sin' has shape (5, 3)", QUERY, KEYS, COS, SIN[:, :3]),
+    bad("rotary_embedding", EITHER, "'cos' has dtype float16; expected float32", QUERY, KEYS, COS.half(), SIN.half()),
+    bad("rotary_embedding", EITHER, "'interleaved' is 1; expected True or False", QUERY, KEYS, COS, SIN, 1),
+    bad("rotary_embedding", ValueError, "inplace=True and argument 'q' of shape (2, 5, 4, 16) with strides",
+        QUERY[:, :, :1].expand(B, S, H, D), KEYS, COS, SIN, False, True),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from where import DEVICE
 
 from weft import ops, registry
@@ -121,13 +122,10 @@ def test_the_element_that_is_left_out_has_derivatives_of_zero(name, reverse):
         assert nothing.grad.equal(torch.zeros(shape, device=DEVICE))
 
 
-def test_bad_arguments_are_named():
-    x = drawn(3, 4)
-    for call, error, words in (
-        (lambda: ops.cumsum([1.0]), TypeError, "'x' is a list"),
-        (lambda: ops.cumsum(x, 2), ValueError, "'dim' is 2"),
-        (lambda: ops.cumprod(x, exclusive=1), TypeError, "'exclusive' is 1"),
-        (lambda: ops.logcumsumexp(x, reverse=None), TypeError, "'reverse' is None"),
-    ):
-        with pytest.raises(error, match=words):
-            call()
+X = drawn(3, 4)
+REFUSED = [
+    bad("cumsum", TypeError, "'x' is a list", [1.0]),
+    bad("cumsum", ValueError, "'dim' is 2", X, 2),
+    bad("cumprod", TypeError, "'exclusive' is 1", X, exclusive=1),
+    bad("logcumsumexp", TypeError, "'reverse' is None", X, reverse=None),
+]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from where import DEVICE
 
 from weft import ops
@@ -89,22 +90,17 @@ def test_gradients_of_expanded_and_of_strided_gradients():
         assert dx.equal(want)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ((torch.ones(3),), ValueError, "at least 2 dimensions"),
-        ((torch.ones(2, 3), 0, 2), ValueError, "dim"),
-        ((torch.ones(2, 3), 0, 1.0), TypeError, "expected an int"),
-        ((torch.ones(2, 3, dtype=torch.int32),), TypeError, "float32"),
-        (([[1.0]],), TypeError, "expected a torch.Tensor"),
-    ],
-)
-def test_errors_say_what_would_be_right(arguments, error, words):
-    with pytest.raises(error, match=words):
-        ops.transpose(*arguments)
-    for named in (transpose.find("triton").function, transpose.find("cuda").function):
-        with pytest.raises(error, match=words):
-            named(*arguments)
+REFUSED = [
+    bad(call, *row)
+    for call in ("transpose", by_triton, transpose.find("cuda").function)
+    for row in (
+        (ValueError, "at least 2 dimensions", torch.ones(3)),
+        (ValueError, "dim", torch.ones(2, 3), 0, 2),
+        (TypeError, "expected an int", torch.ones(2, 3), 0, 1.0),
+        (TypeError, "float32", torch.ones(2, 3, dtype=torch.int32)),
+        (TypeError, "expected a torch.Tensor", [[1.0]]),
+    )
+]
 
 
 def test_either_order_of_the_last_two_axes():

@@ -216,9 +216,22 @@ scaled_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(
 
 @scaled_matmul.choice
 @guarded
-def choose(*operands: Any, dtype: torch.dtype = torch.bfloat16, fast_accumulate: bool = False, **named: Any) -> Choice:
-    tensors, options = call_of(Operands(*operands, **named), dtype, fast_accumulate)
-    return SCALED.choose(*tensors, *options)
+def choose(
+    *operands: Any,
+    dtype: torch.dtype = torch.bfloat16,
+    fast_accumulate: bool = False,
+    check_scales: bool = False,
+    **named: Any,
+) -> Choice:
+    check_flag("scaled_matmul", "check_scales", check_scales)
+    check_flag("scaled_matmul", "fast_accumulate", fast_accumulate)
+    given = Operands(*operands, **named)
+    tensors, options = call_of(given, dtype, fast_accumulate)
+    choice = SCALED.choose(*tensors, *options)
+    for name, scale in (("a_scale", given.a_scale), ("b_scale", given.b_scale)) if check_scales else ():
+        words = {"flag": "check_scales", "expected": "finite fp32 numbers"}
+        check_values("scaled_matmul", name, scale, lambda t: ~t.isfinite(), **words)
+    return choice
 
 
 @scaled_matmul.function
@@ -252,13 +265,8 @@ def scaled_matmul_function(
 
     The bias has a gradient, summed in fp32. There is no other: quantised values have none.
     """
-    check_flag("scaled_matmul", "check_scales", check_scales)
-    check_flag("scaled_matmul", "fast_accumulate", fast_accumulate)
     named: dict[str, Any] = {"dtype": dtype, "fast_accumulate": fast_accumulate}
-    chosen = choose(a, b, a_scale, b_scale, bias, **named).implementation
-    for name, scale in (("a_scale", a_scale), ("b_scale", b_scale)) if check_scales else ():
-        words = {"flag": "check_scales", "expected": "finite fp32 numbers"}
-        check_values("scaled_matmul", name, scale, lambda t: ~t.isfinite(), **words)
+    chosen = choose(a, b, a_scale, b_scale, bias, check_scales=check_scales, **named).implementation
 
     def product(bias: Tensor | None) -> Tensor:
         run = cublas if chosen == "torch" else functools.partial(by_kernel, chosen)
