@@ -4,6 +4,7 @@ given jobs, launches that Python computes with the bytes that they find in memor
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import struct
 import subprocess
@@ -16,6 +17,7 @@ import cuda_as_cpp
 import torch
 from where import ROOT
 
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 HERE = ROOT / "tests/emulator"
 # Fibers jump between stacks, which some distributions' default _FORTIFY_SOURCE takes for an error.
 FLAGS = ("-std=c++17", "-O1", "-w", "-Wno-psabi", "-U_FORTIFY_SOURCE", f"-I{HERE}")
@@ -93,8 +95,7 @@ class Suite:
 
     Args:
         text: of the kernels, the headers that lie beside their file included (``cuda_as_cpp.whole``).
-        made: ``made(case, seed)`` has the C++ that ``launch``-es a case's kernel on ``Job &job``, the bytes of its ``job()``
-            and says ``what_is_wrong(found)`` with what the job leaves, in words or "".
+        made: a :class:`Launched`, or like one.
         mistakes: of each name a case or its name, what stands in the text, what is written instead, and so on in pairs.
         others: mistakes that are right as far as ``what_is_wrong`` sees, for tests of their own.
         long: names of cases that are left to ``make test-all``.
@@ -190,6 +191,39 @@ def job(
     return b"".join([struct.pack(f"<{len(head)}q", *head), maps.ljust(MAPS_BYTES, b"\0"), *packed, *held])
 
 
+class Launched:
+    """A case's tensors, and the launch that a call computes.
+
+    Attributes:
+        cpp: the C++ that launches ``KERNEL`` on ``Job &job``, with the plan's ``SCALARS`` out of its shape and factors.
+    """
+
+    cpp: str
+
+    def __init__(self, case: Any, seed: int = 0):
+        self.case, self.seed = case, seed
+        self.plan = self.planned(case, torch.Generator().manual_seed(seed))
+
+    def planned(self, case: Any, g: torch.Generator) -> Any:
+        """Draws the tensors, and plans a call of them."""
+        raise NotImplementedError
+
+    @property
+    def launch(self) -> str:
+        numbers = {"shape": itertools.count(), "factors": itertools.count()}
+        arrays = ("factors" if isinstance(s.value, float) else "shape" for s in self.plan.scalars)
+        scalars = ", ".join(f"job.{array}[{next(numbers[array])}]" for array in arrays)
+        return self.cpp.replace("KERNEL", self.plan.expression).replace("SCALARS", scalars)
+
+    def job(self) -> bytes:
+        """What the launch finds in memory."""
+        raise NotImplementedError
+
+    def what_is_wrong(self, found: bytes) -> str:
+        """With what it leaves, in words; an empty string if nothing is."""
+        raise NotImplementedError
+
+
 def bytes_of(t: torch.Tensor) -> bytes:
     """All that its storage holds."""
     return torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage()).numpy().tobytes()
@@ -219,6 +253,18 @@ def difference(name: str, got: torch.Tensor, want: torch.Tensor, allowed: torch.
         return ""
     at = tuple((~same).nonzero()[0].tolist())
     return f"{name}{list(at)} is {got[at].item()}, not {want[at].item()} ({int((~same).sum())} of {same.numel()} are wrong)"
+
+
+def first_difference(
+    parts: Iterable[tuple[str, torch.Tensor, torch.Tensor, float]], sums: float, least: float = 1.0
+) -> str:
+    """An empty string, or the first difference of (name, got, want, rounding of each element); ``sums`` is the share of the
+    largest element, and of ``least``, that a sum may be off."""
+    found = (
+        difference(name, got, want, near * want.abs() + sums * (least + want.abs().amax()))
+        for name, got, want, near in parts
+    )
+    return next(filter(None, found), "")
 
 
 def further_off_than_rounding(name: str, got: torch.Tensor, want: torch.Tensor) -> str:

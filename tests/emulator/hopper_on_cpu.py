@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from cuda_on_cpu import bytes_of, further_off_than_rounding, job, tensor_of
+from cuda_on_cpu import BF16, FP16, FP32, bytes_of, further_off_than_rounding, job, tensor_of  # noqa: F401
 
 pytest.importorskip("cuda.bindings")
 
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from weft.operators.hopper import gemm, tensor_maps, tile_sizes
 from weft.operators.launch import compiling_for
 
-BF16, FP16, FP32, FP8, INT8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.int8
+FP8, INT8 = torch.float8_e4m3fn, torch.int8
 LAYOUTS = ("NN", "NT", "TN", "TT")
 
 

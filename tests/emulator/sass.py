@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from weft.bench import instructions
+from weft.bench.compile_check import resource_usage
 from weft.operators.cuda import CudaPlan, compile_cubin
 from weft.operators.hopper import gemm
 
@@ -16,6 +17,10 @@ def sass(source: Path, expression: str) -> str:
     text = instructions._disassemble(compile_cubin(source, expression, 90)[0])
     assert not re.search(r"\b(STL|LDL)\b", text), "registers are spilled"
     return text
+
+
+def spills_nothing(kernel: CudaPlan, sm: int = 90) -> bool:
+    return resource_usage(compile_cubin(kernel.source, kernel.expression, sm)[0])["STACK"] == 0
 
 
 def parts(text: str) -> list[str]:

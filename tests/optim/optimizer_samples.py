@@ -33,6 +33,14 @@ def set_gradients(*lists, seed=0, scale=1.0):
             p.grad = drawn.to(p.device, p.dtype, copy=True)
 
 
+def random_step(*optimizers, seed=0, scale=1.0):
+    """A step of each with the same random gradients."""
+    every = ([p for group in optimizer.param_groups for p in group["params"]] for optimizer in optimizers)
+    set_gradients(*every, seed=seed, scale=scale)
+    for optimizer in optimizers:
+        optimizer.step()
+
+
 def assert_close(ours, theirs, steps=1, dtype=torch.float32):
     """To rounding: each step rounds a weight of a few units once, and its update, relatively, a few times."""
     for a, b in zip(ours, theirs, strict=True):

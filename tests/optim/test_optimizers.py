@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from optimizer_samples import PAIRS, SHAPES, assert_close, assert_same_steps, both, set_gradients, weights
+from optimizer_samples import PAIRS, SHAPES, assert_close, assert_same_steps, both, random_step, set_gradients, weights
 from where import DEVICE, ROOT, path_with, printed, python
 
 from weft import optim
@@ -123,9 +123,7 @@ def test_states_that_are_replaced_are_found_again():
     """As they are when somebody parks them in other memory between steps."""
     mine, theirs, a, b = both("AdamW")
     for step in range(4):
-        set_gradients(mine, theirs, seed=step)
-        a.step()
-        b.step()
+        random_step(a, b, seed=step)
         for state in a.state.values():
             for name, value in state.items():
                 state[name] = value.clone()

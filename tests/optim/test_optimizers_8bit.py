@@ -6,7 +6,7 @@ import math
 import optimizer_samples
 import pytest
 import torch
-from optimizer_samples import IN_8_BITS, set_gradients
+from optimizer_samples import IN_8_BITS, random_step, set_gradients
 from where import DEVICE
 
 from weft import ops, optim, registry
@@ -85,8 +85,7 @@ def test_small_tensors_equal_pytorchs_and_large_ones_are_near(kind, options, dty
 def test_the_states_of_small_tensors_are_fp32():
     mine = weights(torch.float16)
     a = optim.AdamW8bit(mine)
-    set_gradients(mine)
-    a.step()
+    random_step(a)
     assert a.state[mine[0]]["exp_avg"].dtype == torch.float32
     state = a.state[mine[1]]
     assert "exp_avg" not in state and state["exp_avg_codes"].dtype == torch.uint8
@@ -101,9 +100,7 @@ def test_state_comes_from_pytorch_and_goes_back():
     a.load_state_dict(b.state_dict())
     for p, q in zip(mine, theirs, strict=True):
         p.data.copy_(q)
-    set_gradients(mine, theirs, seed=1)
-    a.step()
-    b.step()
+    random_step(a, b, seed=1)
     back = a.torch_state_dict()
     for i, p in enumerate(theirs[:3]):
         assert back["state"][i].keys() == b.state[p].keys()
@@ -135,8 +132,7 @@ def test_a_limit_that_changes_moves_states_over():
     a = optim.AdamW8bit(mine)
     for limit, coded in ((4096, True), (10**6, False), (0, True)):
         a.param_groups[0]["min_8bit_size"] = limit
-        set_gradients(mine, seed=limit)
-        a.step()
+        random_step(a, seed=limit)
         assert ("exp_avg_codes" in a.state[mine[1]], "exp_avg" in a.state[mine[1]]) == (coded, not coded)
     assert "exp_avg_codes" in a.state[mine[0]]
 

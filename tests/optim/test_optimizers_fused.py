@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from optimizer_samples import assert_close, both, set_gradients, weights
+from optimizer_samples import assert_close, both, random_step, set_gradients, weights
 from where import DEVICE, ROOT
 
 from weft import optim
@@ -52,9 +52,7 @@ def test_clipping_alone_skips_no_step(value, pair):
 def test_the_norm_is_the_same_bits_every_time():
     mine, twins = weights(), weights()
     a, b = optim.SGD(mine, max_norm=1.0), optim.SGD(twins, max_norm=1.0)
-    set_gradients(mine, twins)
-    a.step()
-    b.step()
+    random_step(a, b)
     assert a.grad_norm.equal(b.grad_norm)
 
 
@@ -64,8 +62,7 @@ def test_programs_that_take_several_chunks_measure_all_of_them():
     for p in mine[3:30]:
         p.data = p.data.bfloat16()
     a = optim.SGD(mine, max_norm=1.0, skip_nonfinite=True)
-    set_gradients(mine)
-    a.step()
+    random_step(a)
     (part,) = a._parts
     assert DEVICE != "cpu" or 3 * part.table.parts < 8 * 9, "no program takes a third chunk"
     squares = sum(p.grad.double().square().sum() for p in mine)
@@ -283,8 +280,7 @@ def test_pytorchs_way_keeps_the_engines_states(monkeypatch, name, options):
         made, prepare = [], a._prepare
         monkeypatch.setattr(a, "_prepare", lambda made=made, prepare=prepare: (made.append(1), prepare()))
         for step in range(4):
-            set_gradients(mine, seed=step)
-            a.step()
+            random_step(a, seed=step)
         assert len(made) <= 2, "tables are not made anew at each step"
         states.append((mine, [a.state[p] for p in mine]))
     for p, q, s, t in zip(states[0][0], states[1][0], states[0][1], states[1][1], strict=True):

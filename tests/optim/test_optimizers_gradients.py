@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from optimizer_samples import assert_close, assert_same_steps, both, set_gradients, weights
+from optimizer_samples import assert_close, assert_same_steps, both, random_step, set_gradients, weights
 from where import DEVICE
 
 from weft import ops, optim
@@ -83,8 +83,7 @@ def test_a_weight_of_the_last_batch_that_is_moved(how):
 def test_a_gradient_that_becomes_sparse_is_refused_and_nothing_is_stepped():
     mine = weights(((5,), (4, 3), (7,)))
     a = optim.AdamW(mine)
-    set_gradients(mine)
-    a.step()
+    random_step(a)
     before = [p.detach().clone() for p in mine]
     mine[1].grad = torch.eye(4, 3, device=DEVICE).to_sparse()
     with pytest.raises(RuntimeError, match=r"parameter 1 has one of torch\.sparse_coo"):
@@ -133,8 +132,7 @@ def test_a_gradient_without_memory_is_refused():
 
     mine = weights(((5,), (7,)))
     a = optim.AdamW(mine)
-    set_gradients(mine)
-    a.step()
+    random_step(a)
     mine[1].grad = Wrapper(mine[1].grad)
     with pytest.raises(RuntimeError, match="the gradient of parameter 1 is a Wrapper without memory"):
         a.step()
@@ -233,8 +231,7 @@ def test_gradients_that_are_set_to_0_are_known_to_have_changed():
 def test_steps_in_backward_are_known_to_have_changed_weights():
     mine = weights(((5,),))
     a = optim.SGD(mine, lr=1.0)
-    set_gradients(mine)
-    a.step()
+    random_step(a)
     a.overlap_with_backward()
     x = torch.ones(5, device=DEVICE, requires_grad=True)
     later = (mine[0] * x).sum()
@@ -270,8 +267,7 @@ def calls(count, monkeypatch):
     mine = weights(((3,),) * count)
     a = optim.AdamW(mine)
     for _ in range(2):
-        set_gradients(mine)
-        a.step()
+        random_step(a)
     set_gradients(mine)
     seen = 0
 

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from optimizer_samples import assert_close, set_gradients, weights
+from optimizer_samples import assert_close, random_step, set_gradients, weights
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from where import DEVICE, ROOT, printed
 
@@ -37,8 +37,7 @@ def test_hooks_of_an_optimizer_and_of_all_are_called_once(kind):
         register_optimizer_step_pre_hook(lambda *_: called.append("any before")),
         register_optimizer_step_post_hook(lambda *_: called.append("any after")),
     ]
-    set_gradients(mine)
-    a.step()
+    random_step(a)
     for handle in handles:
         handle.remove()
     a.step()
@@ -148,8 +147,7 @@ def test_another_list_of_the_same_parameters_makes_no_new_table():
     """A new table would be refused within a capture."""
     mine = weights(((5,), (3,)))
     a = optim.SGD(mine, lr=0.5)
-    set_gradients(mine)
-    a.step()
+    random_step(a)
     table = a._parts[0].table
     a.param_groups[0]["params"] = list(mine)
     a.step()
@@ -215,8 +213,7 @@ def test_what_a_graph_reads_is_not_written_again():
 def test_a_graph_of_gradients_in_place_is_one_launch():
     mine = weights()
     a = optim.AdamW(mine)
-    set_gradients(mine)
-    a.step()
+    random_step(a)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

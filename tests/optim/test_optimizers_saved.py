@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from optimizer_samples import IN_8_BITS, MATRIX, PAIRS, assert_same_steps, both, set_gradients, weights
+from optimizer_samples import IN_8_BITS, MATRIX, PAIRS, assert_same_steps, both, random_step, set_gradients, weights
 from saved_states import resumed
 from where import DEVICE
 
@@ -33,9 +33,7 @@ def test_a_state_dict_looks_as_pytorchs(name, capturable):
     mine, theirs = weights(), weights()
     a = getattr(optim, name)(mine, **PAIRS[name], **options)
     b = getattr(torch.optim, name)(theirs, **PAIRS[name], **({} if DEVICE == "cpu" else options))
-    set_gradients(mine, theirs)
-    a.step()
-    b.step()
+    random_step(a, b)
     ours, torchs = a.state_dict(), b.state_dict()
     assert ours["state"].keys() == torchs["state"].keys()
     assert set(torchs["param_groups"][0]) <= set(ours["param_groups"][0])
@@ -60,13 +58,10 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(name, options, dtype):
     mine = weights(dtype=dtype)
     a = getattr(optim, name)(mine, **options)
     for step in range(3):
-        set_gradients(mine, seed=step)
-        a.step()
+        random_step(a, seed=step)
     again, b = resumed(mine, a, lambda params: getattr(optim, name)(params, **options))
     for step in range(3, 6):
-        set_gradients(mine, again, seed=step)
-        a.step()
-        b.step()
+        random_step(a, b, seed=step)
     for p, q in zip(mine, again, strict=True):
         assert p.equal(q)
         assert all(torch.equal(value, b.state[q][name]) for name, value in a.state[p].items())
@@ -92,8 +87,7 @@ FLOATS = "expected a tensor of floating-point numbers"
 def test_a_state_dict_that_is_not_whole_is_refused_and_nothing_is_loaded(name, key, value, words):
     mine = weights(((3,), (5000,)))
     a = getattr(optim, name)(mine, **PAIRS.get(name, {}))
-    set_gradients(mine)
-    a.step()
+    random_step(a)
     broken, before = copy.deepcopy(a.state_dict()), copy.deepcopy(a.state_dict())
     broken["param_groups"][0]["lr"] = 7.0
     broken["state"][1][key] = value
@@ -120,9 +114,7 @@ def test_states_of_parameters_that_have_had_no_gradient_are_loaded(name):
     assert not b.state.get(again[1])
     for p, q in zip(mine, again, strict=True):
         q.data.copy_(p)
-    set_gradients(mine, again, seed=1)
-    a.step()
-    b.step()
+    random_step(a, b, seed=1)
     assert all(p.equal(q) for p, q in zip(mine, again, strict=True))
 
 
@@ -133,15 +125,13 @@ def test_what_torch_has_saved_of_sgd_without_a_buffer_is_loaded(momentum):
     saved = torch.optim.SGD(weights(((3,),)), momentum=momentum).state_dict()
     saved["state"][0] = {"momentum_buffer": None}
     a.load_state_dict(saved)
-    set_gradients(mine)
-    a.step()
+    random_step(a)
 
 
 def test_a_hook_may_rename_what_is_loaded():
     mine = weights(((3,),))
     a = optim.AdamW(mine)
-    set_gradients(mine)
-    a.step()
+    random_step(a)
     old = copy.deepcopy(a.state_dict())
     old["state"][0]["m"] = old["state"][0].pop("exp_avg") + 1
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from optimizer_samples import set_gradients, weights
+from optimizer_samples import random_step, set_gradients, weights
 from torch import nn
 from where import DEVICE
 
@@ -136,8 +136,7 @@ def test_states_held_before_the_first_step_are_the_optimizers(name):
     optimizer = getattr(optim, name)(params, lr=1e-2, **MADE[name])
     states, held = optimizer.state, optimizer.state[params[1]]
     for _ in range(2):
-        set_gradients(params)
-        optimizer.step()
+        random_step(optimizer)
     assert states is optimizer.state and len(states) == 2
     assert held is states[params[1]] and held
 

@@ -7,8 +7,9 @@ import re
 import cuda_as_cpp
 import pytest
 import torch
-from cuda_on_cpu import Suite, difference, job, tensor_of
+from cuda_on_cpu import BF16, FP16, FP32, Launched, Suite, first_difference, job, tensor_of
 from emulated import *  # noqa: F403
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from sass import names, parts, sass
 
 from weft import ops
@@ -21,7 +22,6 @@ from weft.operators.dropout.seeds import scale_of
 from weft.operators.launch import compiling_for
 from weft.operators.normalization import ring
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 EPS = 1e-6
 SEED, OFFSET = 0x9E3779B97F4A7C15, 0x3243F6A8885A308D  # of 64 bits, whose words all count
 CONFIG = {"THREADS": 32, "EACH": 8, "ROWS": 2, "STAGES": 3, "PER_SM": 1}
@@ -53,7 +53,6 @@ CASES = {
     "a row, the first element just dropped": Case(m=1, threshold=0),
 }  # fmt: skip
 
-# Mistakes: a case that shows them, the text of the kernel or its headers, and what replaces it.
 CLUSTER = "a cluster of two blocks"
 MISTAKES = {
     "the mask of the next group": ("two warps", "philox(u64(element) / 8,", "philox(u64(element) / 8 + 1,"),
@@ -83,35 +82,29 @@ MISTAKES = {
     ),
     "a block leaves early": (CLUSTER, "if (blocks > 1) {  // no block leaves", "if (false) {  // no block leaves"),
 }  # fmt: skip
-LAUNCH = """
-const Any h{job.buffers[0]}, dy{job.buffers[1]}, dh{job.buffers[2]}, w{job.buffers[3]}, seed_at{job.buffers[5]},
-    dw{job.buffers[8]}, dr{job.buffers[4]}, dx{static_cast<char *>(job.buffers[4]) + job.scales[0]};
-const i64 *s = job.shape;
-machine.stays = true;
-job.run([&] {
-  KERNEL(h, dy, dh, w, dr, dw, dx, seed_at, s[0], s[1], s[2], s[3], job.factors[0], s[4], s[5], s[6], job.factors[1]);
-});
-"""
 
 
 def gradient_of(h, dy, dh, weight, in_memory):
     """The plan of ``dropped_backward.cu``; raises Declined where it does not take these."""
-    return dispatch.BACKWARD.kernel("cuda").of((h, dy, dh, weight), EPS, in_memory)
+    with compiling_for(90, lambda *kernel: None):
+        return dispatch.BACKWARD.kernel("cuda").of((h, dy, dh, weight), EPS, in_memory)
 
 
-class Gradients:
-    """The tensors of a case, and the launch that a call computes."""
+class Gradients(Launched):
+    cpp = """
+const Any h{job.buffers[0]}, dy{job.buffers[1]}, dh{job.buffers[2]}, w{job.buffers[3]}, seed_at{job.buffers[5]},
+    dw{job.buffers[8]}, dr{job.buffers[4]}, dx{static_cast<char *>(job.buffers[4]) + job.scales[0]};
+machine.stays = true;
+job.run([&] { KERNEL(h, dy, dh, w, dr, dw, dx, seed_at, SCALARS); });
+"""
 
-    def __init__(self, case: Case, seed: int = 0):
-        self.case, self.seed = case, seed
-        g = torch.Generator().manual_seed(seed)
-
+    def planned(self, case: Case, g: torch.Generator) -> CudaPlan:
         def rows(apart: int) -> torch.Tensor:
             return torch.randn(case.m, case.n + apart, generator=g).to(case.dtype)[:, : case.n]
 
         self.h, self.dy, self.dh = rows(0), rows(case.apart), rows(case.apart)
         self.weight = torch.randn(case.n, generator=g).to(case.weight)
-        self.key = (SEED + seed) % 2**64
+        self.key = (SEED + self.seed) % 2**64
         self.held = torch.tensor([self.key - 2**64 if self.key >= 2**63 else self.key])
         counter = tuple(torch.tensor(c) for c in (0, 0, OFFSET & WORD, OFFSET >> 32))
         first = words(counter, (self.key & WORD, self.key >> 32))
@@ -120,18 +113,17 @@ class Gradients:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cuda, "multiprocessors", lambda device: case.sms)
             patch.setattr(dispatch.configuration, "trial", {**CONFIG, **dict(case.config)})
-            with compiling_for(90, lambda *kernel: None):
-                made = gradient_of(self.h, self.dy, self.dh, self.weight, case.in_memory)
+            made = gradient_of(self.h, self.dy, self.dh, self.weight, case.in_memory)
             patch.setattr(CudaPlan, "__call__", lambda plan, *tensors: launches.append((plan, tensors)))
             made.total = lambda partial, dw: None
             dr, dx, dw = torch.empty_like(self.h), torch.empty_like(self.h), torch.empty_like(self.weight)
             numbers = 0 if case.in_memory else self.key, OFFSET, self.threshold * 2**16 - 1, scale_of(self.threshold)
             made(self.h, self.dy, self.dh, self.weight, dr, dx, dw, self.held if case.in_memory else self.h, *numbers)
-        ((self.plan, tensors),) = launches
+        ((plan, tensors),) = launches
         given = (self.h, self.dy, self.dh, self.weight, dr, tensors[5], dx, self.held if case.in_memory else self.h)
         assert len(tensors) == 8 and all(a is b for a, b in zip(tensors, given, strict=True))
         self.sums = tensors[5]
-        self.launch = LAUNCH.replace("KERNEL", self.plan.expression)
+        return plan
 
     def job(self) -> bytes:
         read = {0: self.h, 1: self.dy, 2: self.dh, 3: self.weight, 5: self.held}
@@ -142,7 +134,6 @@ class Gradients:
         return job(self.plan, self.seed, buffers, shape=shape, scales=(self.h.nbytes,), factors=factors, static=True)
 
     def what_is_wrong(self, found: bytes) -> str:
-        """An empty string, or what is further off than rounding allows."""
         case, size = self.case, self.h.nbytes
         dr, dx = (tensor_of(found[at : at + size], case.dtype).view(case.m, case.n) for at in (0, size))
         dw = tensor_of(found[2 * size :], FP32).view(self.sums.shape).double().sum(0)
@@ -155,15 +146,10 @@ class Gradients:
             return "what was dropped has a gradient"
         rounding = {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-22}
         masked = torch.where(keep, want * scale_of(self.threshold), 0.0)
-        wrong = (
-            difference(name, got, right, rounding[dtype] * right.abs() + 2.0**-20 * (1 + right.abs().amax()))
-            for name, got, right, dtype in (
-                ("dr", dr, want, case.dtype),
-                ("dx", dx, masked, case.dtype),
-                ("dw", dw, (dy * xhat).sum(0), FP32),
-            )
+        near = rounding[case.dtype]
+        return first_difference(
+            [("dr", dr, want, near), ("dx", dx, masked, near), ("dw", dw, (dy * xhat).sum(0), rounding[FP32])], 2.0**-20
         )
-        return next(filter(None, wrong), "")
 
 
 TEXT = cuda_as_cpp.whole(dispatch.SOURCE, "rows.cuh", "philox.cuh")
@@ -188,7 +174,7 @@ def test_every_configuration_fits_with_its_third_tensor(n, dtype, sm):
 
 def plan_of(n: int, dtype: torch.dtype, m: int = 1024, seed_in_memory: bool = False):
     h = torch.empty(m, n, dtype=dtype, device="meta")
-    with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cuda, "multiprocessors", lambda device: 132)
         return gradient_of(h, h, h, h[0], seed_in_memory)
 
@@ -214,20 +200,15 @@ def test_it_compiles_for_blackwell(e):
         assert compile_cubin(dispatch.SOURCE, f"dropped_norm_backward<{e}>", sm)[0]
 
 
-def test_it_declines_what_it_cannot_take():
-    def why(h, dy=None, dh=None, weight=None):
-        dy, dh, weight = (d if t is None else t for t, d in zip((dy, dh, weight), (h, h, h[0]), strict=True))
-        with pytest.raises(Declined) as declined, compiling_for(90, lambda *kernel: None):
-            gradient_of(h, dy, dh, weight, False)
-        return str(declined.value)
-
-    h = torch.ones(2, 512, dtype=BF16)
-    assert "multiples of 8" in why(torch.ones(2, 516)) and "strides (1, 8)" in why(torch.ones(8, 512).T.contiguous().T)
-    assert "up to 32768" in why(torch.empty(2, 2**16, device="meta"))
-    assert "248 columns" in why(torch.ones(2, 248, dtype=BF16))
-    assert "16 bytes" in why(h, dy=torch.ones(2 * 512 + 1, dtype=BF16)[1:].view(2, 512))
-    assert "16 bytes" in why(h, dh=torch.ones(512, 2, dtype=BF16).T)
-    assert "weight" in why(h, weight=torch.ones(513, dtype=BF16)[1:])
+H = torch.ones(2, 512, dtype=BF16)
+REFUSED = [
+    *(bad(gradient_of, Declined, words, h, h, h, h[0], False) for words, h in (
+        ("multiples of 8", torch.ones(2, 516)), ("strides (1, 8)", torch.ones(8, 512).T.contiguous().T),
+        ("up to 32768", torch.empty(2, 2**16, device="meta")), ("248 columns", torch.ones(2, 248, dtype=BF16)))),
+    bad(gradient_of, Declined, "16 bytes", H, torch.ones(2 * 512 + 1, dtype=BF16)[1:].view(2, 512), H, H[0], False),
+    bad(gradient_of, Declined, "16 bytes", H, H, torch.ones(512, 2, dtype=BF16).T, H[0], False),
+    bad(gradient_of, Declined, "weight", H, H, H, torch.ones(513, dtype=BF16)[1:], False),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("sm", "n", "kernel"), [(90, 4096, "cuda"), (80, 4096, "triton"), (90, 104, "triton")])

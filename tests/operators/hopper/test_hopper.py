@@ -108,7 +108,6 @@ CODES = {
 }  # fmt: skip
 CASES.update(CODES)
 
-# Mistakes: a case, text of gemm.cu or its headers, what replaces it, … Each must be noticed with some seed.
 PLAIN = CASES["two stages, one block"]
 PAIRED = dataclasses.replace(CASES["64 columns, cluster of 2, batched, padded"], k=456)
 MISTAKES = {

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from hopper_on_cpu import BF16, INT8, OnGpu, operands, plan
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from sass import assembly, check_inner_loop
 
 from weft.definition import Declined
@@ -85,36 +86,28 @@ def test_160_columns_are_chosen_where_they_fill_two_waves_and_can_be():
     assert not {160, 192} & set(tile_sizes.widths("NT", 1, True)), "slabs of codes have 128"
 
 
-def test_what_does_not_go_with_a_product_is_declined_in_words():
-    a, b = operands("NT", 64, 64, 64)
-    for words, what in {
-        "unlike b": {"up": operands("NN", 64, 64, 64)[1]},
-        "a residual": {"residual": torch.empty(64, 72, dtype=BF16, device="meta")},
-        "'residual' has no contiguous": {"residual": torch.empty(64, 128, dtype=BF16, device="meta")[:, ::2]},
-        "int32 from int8": {"out_dtype": torch.int32},
-    }.items():
-        with pytest.raises(Declined, match=words):
-            gemm.HopperPlan(a, b, **what)
-    whole = torch.empty(64, 64, dtype=INT8, device="meta")
-    with pytest.raises(Declined, match="sums alone"):
-        gemm.HopperPlan(whole, whole.t(), torch.int32, gemm.Epilogue(biased=True))
+def of(*shape, dtype=BF16):
+    return torch.empty(shape, dtype=dtype)
 
 
-@pytest.mark.parametrize(
-    "a, b, words",
-    [
-        (torch.empty(64, 60, dtype=torch.int64), torch.empty(60, 64, dtype=torch.int64), "dtypes"),
-        (torch.empty(64, 64), torch.empty(64, 64), "not the contiguous dimension"),
-        (torch.empty(64, 60, dtype=torch.bfloat16), torch.empty(60, 64, dtype=torch.bfloat16), "begin on 16 bytes"),
-        (torch.empty(64, 64, dtype=torch.bfloat16), torch.empty(64, 60, dtype=torch.bfloat16), "begin on 16 bytes"),
-        (torch.empty(64, 128, dtype=torch.bfloat16)[:, ::2], torch.empty(64, 64, dtype=torch.bfloat16), "contiguous"),
-        (torch.empty(1, 64, dtype=torch.bfloat16).expand(64, 64), torch.empty(64, 64, dtype=torch.bfloat16), "strides"),
-        (torch.empty(4097, dtype=torch.bfloat16)[1:].view(64, 64), torch.empty(64, 64, dtype=torch.bfloat16), "16 bytes"),
-    ],
-)  # fmt: skip
-def test_what_tma_cannot_take_is_declined_in_words(a, b, words):
-    with pytest.raises(Declined, match=words):
-        plan(a, b)
+A, B = operands("NT", 64, 64, 64)
+CODES = torch.empty(64, 64, dtype=INT8, device="meta")
+REFUSED = [
+    bad(gemm.HopperPlan, Declined, "unlike b", A, B, up=operands("NN", 64, 64, 64)[1]),
+    bad(gemm.HopperPlan, Declined, "a residual", A, B, residual=of(64, 72).to("meta")),
+    bad(gemm.HopperPlan, Declined, "'residual' has no contiguous", A, B, residual=of(64, 128).to("meta")[:, ::2]),
+    bad(gemm.HopperPlan, Declined, "int32 from int8", A, B, out_dtype=torch.int32),
+    bad(gemm.HopperPlan, Declined, "sums alone", CODES, CODES.t(), torch.int32, gemm.Epilogue(biased=True)),
+    bad(plan, Declined, "dtypes", of(64, 60, dtype=torch.int64), of(60, 64, dtype=torch.int64)),
+    bad(
+        plan, Declined, "not the contiguous dimension", of(64, 64, dtype=torch.float32), of(64, 64, dtype=torch.float32)
+    ),
+    bad(plan, Declined, "begin on 16 bytes", of(64, 60), of(60, 64)),
+    bad(plan, Declined, "begin on 16 bytes", of(64, 64), of(64, 60)),
+    bad(plan, Declined, "contiguous", of(64, 128)[:, ::2], of(64, 64)),
+    bad(plan, Declined, "strides", of(1, 64).expand(64, 64), of(64, 64)),
+    bad(plan, Declined, "16 bytes", of(4097)[1:].view(64, 64), of(64, 64)),
+]
 
 
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hopper_on_cpu import OnGpu
 from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
+from tensors import meta, random
 from where import DEVICE
 
 from weft import ops, registry
@@ -17,12 +18,9 @@ from weft.operators.linear.dispatch import LinearCall
 from weft.operators.linear.reference import reference
 
 pytestmark = pytest.mark.device
+kernel = registry.get("linear").find("triton").function
 NAMES = (None, *ACTIVATIONS)
 BF16 = torch.bfloat16
-
-
-def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
 def rows(n: int, activation: str | None) -> int:
@@ -32,10 +30,6 @@ def rows(n: int, activation: str | None) -> int:
 def linear_call(*operands):
     tensors, options = dispatch.arguments(*operands)
     return LinearCall(*tensors, *options)
-
-
-def kernel(*arguments, **named):
-    return registry.get("linear").find("triton").function(*arguments, **named)
 
 
 @pytest.mark.parametrize("lead", [(), (2, 3), (5, 1), (0, 3)])
@@ -131,10 +125,6 @@ def test_a_launch_on_hopper_maps_both_halves_of_the_weight(launched, stored):
     assert tensors[2].data_ptr() == bias.data_ptr()
     plain = dispatch.HopperLaunch(linear_call(x, weight[:64], None, None, None))
     assert "false, NONE, false, false, false" in plain.plan.launch.expression
-
-
-def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 @pytest.mark.parametrize(

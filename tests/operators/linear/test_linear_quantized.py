@@ -7,6 +7,7 @@ import pytest
 import torch
 from hopper_on_cpu import OnGpu
 from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
+from tensors import random
 from where import DEVICE
 
 from weft import ops, registry
@@ -18,15 +19,8 @@ from weft.operators.quantization.formats import format_of
 from weft.operators.quantization.quantize import reference as quantized
 
 pytestmark = pytest.mark.device
+kernel = registry.get("linear_quantized").find("triton").function
 DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
-
-
-def kernel(*arguments, **named):
-    return registry.get("linear_quantized").find("triton").function(*arguments, **named)
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:

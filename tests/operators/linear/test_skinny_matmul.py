@@ -4,6 +4,7 @@ gradients, wrong arguments."""
 import pytest
 import torch
 from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
+from tensors import random
 from where import DEVICE
 
 from weft import ops, registry
@@ -14,10 +15,6 @@ from weft.operators.linear import gemv
 from weft.operators.partial_sums import parts_of
 
 pytestmark = pytest.mark.device
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
 def test_parts_are_whole_and_none_is_empty():

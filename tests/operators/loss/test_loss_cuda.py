@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 import cuda_as_cpp
 import pytest
 import torch
-from cuda_on_cpu import FRAME, Suite, difference, frame_is_whole, framed, job, tensor_of
+from cuda_on_cpu import BF16, FP16, FP32, FRAME, Launched, Suite, difference, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
 from sass import names, parts, sass
 
+from weft.operators.cuda import CudaPlan
 from weft.operators.launch import compiling_for
 from weft.operators.loss import dispatch, reference
 from weft.operators.loss.dispatch import LossCall
 from weft.operators.loss.reference import Options
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 KERNELS = ("cluster", "shared", "loss", "gradient")  # loss and gradient together, with shared memory, and apart
 
 
@@ -46,7 +46,6 @@ CASES = {
     "large": Case(FP32, 5000, values="large", options=Options(reduction="none")),
 }
 
-# Mistakes: a case and a kernel that show them, what is in the kernels, what is written instead.
 MISTAKES = {
     "the label's logit of another row": ("a block, loss", "read_bits(x + at_label)", "read_bits(x + at_label + x_row)"),
     "a block's maximum for the row's": ("a cluster, cluster", "(s.x == top ? s.y :", "(true ? s.y :"),
@@ -62,7 +61,6 @@ char *const out = static_cast<char *>(job.buffers[4]) + FRAME;
 const Any given{job.scales[0] ? out : job.buffers[0]}, label{job.buffers[1]}, weight{job.buffers[2]}, sums{job.buffers[3]},
     dloss{job.buffers[5]}, stats{job.buffers[6]}, dx{out}, loss{job.buffers[8]},
     new_stats{static_cast<float *>(job.buffers[8]) + 5};
-const i64 *s = job.shape;
 job.run([&] { KERNEL(given, label, weight, sums, RESULTS, dx, SCALARS); });
 """
 
@@ -85,14 +83,14 @@ def logits_and_labels(case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor
     return x.to(case.dtype), label
 
 
-class Rows:
-    """A case for one of the kernels: its tensors, its launch, and what is right in float64."""
+class Rows(Launched):
+    """A case for one of the kernels."""
 
-    def __init__(self, given: tuple[Case, str], seed: int = 0):
+    def planned(self, given: tuple[Case, str], g: torch.Generator) -> CudaPlan:
         self.case, self.kernel = case, kernel = given
-        self.seed, o = seed, case.options
-        self.x, self.label = logits_and_labels(case, seed)
-        weight = torch.rand(case.v, generator=torch.Generator().manual_seed(seed)).to(case.dtype)
+        o = case.options
+        self.x, self.label = logits_and_labels(case, self.seed)
+        weight = torch.rand(case.v, generator=g).to(case.dtype)
         weight = weight if case.weight else None
         self.weight = self.x if weight is None else weight
         one = () if o.reduction != "none" else (5,)
@@ -107,20 +105,14 @@ class Rows:
             patch.setattr(dispatch.shared_configuration, "trial", {"THREADS": 64, "EACH": 2 * each})
             if kernel == "gradient":
                 tensors = (self.x, self.label, self.weight, self.dloss, dx)
-                self.plan = dispatch.launch_cuda_gradient(dispatch.GradientCall.of(*tensors, o, case.weight))
+                plan = dispatch.launch_cuda_gradient(dispatch.GradientCall.of(*tensors, o, case.weight))
             else:
                 both = kernel != "loss"
-                self.plan = dispatch.launch_cluster(LossCall(self.x, self.label, weight, o, both, both, in_place))
-        values = [s.value for s in self.plan.scalars]
-        self.shape = [v for v in values if isinstance(v, int)]
-        self.factors = [v for v in values if isinstance(v, float)]
-        places = iter(range(12)), iter(range(3))
-        floats = (isinstance(v, float) for v in values)
-        scalars = [f"job.factors[{next(places[1])}]" if of else f"s[{next(places[0])}]" for of in floats]
-        results = "stats, dloss" if kernel == "gradient" else "loss, new_stats"
-        launch = LAUNCH.replace("KERNEL", self.plan.expression).replace("RESULTS", results)
-        self.launch, self.in_place = launch.replace("SCALARS", ", ".join(scalars)), in_place
+                plan = dispatch.launch_cluster(LossCall(self.x, self.label, weight, o, both, both, in_place))
+        self.cpp = LAUNCH.replace("RESULTS", "stats, dloss" if kernel == "gradient" else "loss, new_stats")
+        self.in_place = in_place
         self._right(None if weight is None else weight.double())
+        return plan
 
     def _right(self, weight: torch.Tensor | None) -> None:
         """Losses, scaled as the kernels scale them, what is known of each row, and the gradient."""
@@ -147,8 +139,7 @@ class Rows:
         frame = framed(0)[:FRAME]
         read = {0: self.x, 1: self.label, 2: self.weight, 3: self.sums, 5: self.dloss.clone(), 6: self.stats.float()}
         buffers = {**read, 4: frame + inside + frame, 8: torch.full((15,), torch.nan)}
-        numbers = {"shape": self.shape, "factors": self.factors, "scales": (self.in_place,)}
-        return job(self.plan, self.seed, buffers, **numbers, static=True)
+        return job(self.plan, self.seed, buffers, scales=(self.in_place,), static=True)
 
     def what_is_wrong(self, found: bytes) -> str:
         end = FRAME + self.x.nbytes

@@ -5,20 +5,14 @@ import functools
 import pytest
 import torch
 from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
+from tensors import random
 from where import DEVICE
 
 from weft import ops, registry
 from weft.operators.quantization.quantize import reference as quantized
 
 pytestmark = pytest.mark.device
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
-
-
-def kernel(*arguments, **named):
-    return registry.get("scaled_matmul").find("triton").function(*arguments, **named)
+kernel = registry.get("scaled_matmul").find("triton").function
 
 
 ONE = torch.ones((), device=DEVICE)

@@ -7,6 +7,7 @@ import importlib
 import pytest
 import torch
 from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
+from tensors import meta, random
 from where import DEVICE, DTYPES
 
 from weft import ops, registry
@@ -20,10 +21,6 @@ from weft.operators.low_precision import weight_only_hopper, weight_only_kernels
 
 FORMS = [(f, g) for f in qw.FORMATS for g in ((0, *qw.GROUPS) if f != "int4" else qw.GROUPS)]
 pytestmark = pytest.mark.device
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
 def every_code(format: str, n: int, k: int) -> torch.Tensor:
@@ -140,9 +137,6 @@ def test_a_split_sum_adds_the_bias_once(m, parts, monkeypatch):
 
 @pytest.mark.parametrize(("sm", "taken"), [(90, "cuda"), (80, "triton"), (100, "triton")])
 def test_the_public_functions_take_hoppers_kernel_where_it_was_faster(sm, taken):
-    def meta(*shape, dtype=torch.bfloat16):
-        return torch.empty(*shape, dtype=dtype, device="meta")
-
     def chosen(name, x, w):
         return ops.explain(name, x, w).implementation
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from cuda_as_cpp import whole
-from cuda_on_cpu import Suite, further_off_than_rounding, job, tensor_of
+from cuda_on_cpu import BF16, FP16, FP32, Suite, further_off_than_rounding, job, tensor_of
 from emulated import *  # noqa: F403
 from hopper_on_cpu import packed_maps
 from sass import names, parts, sass
@@ -16,8 +16,6 @@ from weft.operators.configs import bucket
 from weft.operators.launch import compiling_for
 from weft.operators.low_precision import quantized_weight, weight_only_hopper
 from weft.operators.low_precision.quantized_weight import dequantize_weight, prepare_weight, quantize_weight
-
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,6 @@ CASES = {
     "int4, a cluster of 4": Case("int4", 128, m=1, n=37, k=2 * 512 + 128, shape=(1, 2, 4, 2, 2), biased=True),
 }  # fmt: skip
 
-# Mistakes: a case, text of the kernel's files, what replaces it. Each must be noticed with some seed.
 MISTAKES = {
     "the upper rows' words for the lower": ("int4", "(lane / 16 ^ lane % 8)", "(lane / 16 ^ lane % 4)"),
     "rows of another warp": ("int4", "(down * 64 + warp % 4 * 16 + row) * LINE", "(down * 64 + row) * LINE"),

@@ -3,6 +3,7 @@ broadcast and what its gradient costs, batches beyond a grid's second dimension,
 
 import pytest
 import torch
+from tensors import meta, random
 from torch.utils._python_dispatch import TorchDispatchMode
 from where import DEVICE
 
@@ -16,16 +17,8 @@ from weft.operators.partial_sums import SplitPlan
 pytestmark = pytest.mark.device
 
 
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
-
-
 def kernel(a, b, precision="ieee"):
     return registry.get("batched_matmul").find("triton").function(a, b, precision)
-
-
-def meta(*shape: int, dtype=torch.bfloat16) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 FORMS = {

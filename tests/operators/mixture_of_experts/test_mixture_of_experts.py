@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
+from tensors import random
 from where import DEVICE, printed
 
 from weft import ops, registry
@@ -16,10 +17,6 @@ from weft.operators.mixture_of_experts.reference import grouped_product as refer
 from weft.operators.mixture_of_experts.reference import ordered, random_offsets, random_places
 
 pytestmark = pytest.mark.device
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def int32(*values: int) -> torch.Tensor:

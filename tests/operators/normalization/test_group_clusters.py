@@ -7,8 +7,21 @@ import dataclasses
 import cuda_as_cpp
 import pytest
 import torch
-from cuda_on_cpu import FRAME, Suite, difference, frame_is_whole, framed, job, tensor_of
+from cuda_on_cpu import (
+    BF16,
+    FP16,
+    FP32,
+    FRAME,
+    Launched,
+    Suite,
+    first_difference,
+    frame_is_whole,
+    framed,
+    job,
+    tensor_of,
+)
 from emulated import *  # noqa: F403
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from sass import names, sass
 
 from weft import ops
@@ -17,8 +30,6 @@ from weft.operators.configs import bucket
 from weft.operators.cuda import CudaPlan
 from weft.operators.launch import compiling_for
 from weft.operators.normalization.group_norm import dispatch
-
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +63,6 @@ CASES = {
     "no sums": Case(b=1, space=696, summed=False),
 }
 
-# Mistakes: a case that shows them, the text of the kernel or its headers, and what replaces it.
 SEVERAL, TWO, FOUR, ENDS, LONG = list(CASES)[:5]
 MISTAKES = {
     "shares of full blocks": (
@@ -92,26 +102,22 @@ MISTAKES = {
     "weights before they are there": (SEVERAL, "+ i]);\n    __syncthreads();", "+ i]);"),
 }
 
-LAUNCH = """
-const Any x{job.buffers[0]}, dy{job.buffers[1]}, w{job.buffers[2]}, mean{job.buffers[3]}, rstd{job.buffers[5]},
-    dx{static_cast<char *>(job.buffers[4]) + 64}, dw{static_cast<char *>(job.buffers[8]) + 64},
-    db{static_cast<char *>(job.buffers[8]) + 64 + job.scales[0]};
-const i64 *s = job.shape;
-job.run([&] { KERNEL(x, dy, w, mean, rstd, dx, dw, db, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], job.factors[0]); });
-"""
-
 
 def gradient_of(x, dy, like, *options):
     """The plan of ``gradient.cu``; raises Declined where it does not take these."""
-    return dispatch.BACKWARD.kernel("cuda").of((x, dy, like), *options)
+    with compiling_for(90, lambda *kernel: None):
+        return dispatch.BACKWARD.kernel("cuda").of((x, dy, like), *options)
 
 
-class Gradients:
-    """The tensors of a case, and the launch that a call computes."""
+class Gradients(Launched):
+    cpp = """
+const Any x{job.buffers[0]}, dy{job.buffers[1]}, w{job.buffers[2]}, mean{job.buffers[3]}, rstd{job.buffers[5]},
+    dx{static_cast<char *>(job.buffers[4]) + 64}, dw{static_cast<char *>(job.buffers[8]) + 64},
+    db{static_cast<char *>(job.buffers[8]) + 64 + job.scales[0]};
+job.run([&] { KERNEL(x, dy, w, mean, rstd, dx, dw, db, SCALARS); });
+"""
 
-    def __init__(self, case: Case, seed: int = 0):
-        self.case, self.seed = case, seed
-        g = torch.Generator().manual_seed(seed)
+    def planned(self, case: Case, g: torch.Generator) -> CudaPlan:
         shape = case.b, case.c, case.space
         self.x = (torch.randn(shape, generator=g) + case.offset).to(case.dtype)
         self.dy = (torch.randn(shape, generator=g) + 0.5).to(case.dtype)
@@ -124,18 +130,17 @@ class Gradients:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dispatch.gradient_configuration, "trial", {"THREADS": case.threads, "EACH": case.each})
             patch.setattr(dispatch.row_cluster, "SHORTEST", 1)
-            with compiling_for(90, lambda *kernel: None):
-                made = gradient_of(self.x, self.dy, like, case.groups, self.weight is not None, case.summed)
+            made = gradient_of(self.x, self.dy, like, case.groups, self.weight is not None, case.summed)
             patch.setattr(CudaPlan, "__call__", lambda plan, *tensors: launches.append((plan, tensors)))
             made.total = lambda partial, dweights: launches.append((partial, dweights))
             dx, dweights = torch.empty_like(self.x), torch.empty(2, case.c)
             made(self.x, self.dy, like, self.mean, self.rstd, dx, dweights)
-        (self.plan, tensors), *total = launches
+        (plan, tensors), *total = launches
         given = (self.x, self.dy, like, self.mean, self.rstd, dx)
         assert all(a is b for a, b in zip(tensors, given, strict=False))
         assert len(total) == case.summed
         self.partial = total[0][0] if total else torch.empty(2, 0)
-        self.launch = LAUNCH.replace("KERNEL", self.plan.expression)
+        return plan
 
     def job(self) -> bytes:
         read = {0: self.x, 1: self.dy, 2: self.x if self.weight is None else self.weight, 3: self.mean, 5: self.rstd}
@@ -144,7 +149,6 @@ class Gradients:
         return job(self.plan, self.seed, buffers, scales=(self.partial.nbytes // 2,), static=True)
 
     def what_is_wrong(self, found: bytes) -> str:
-        """An empty string, or what is further off than rounding allows."""
         case, size = self.case, self.x.nbytes + 2 * FRAME
         if not (frame_is_whole(found[:size]) and frame_is_whole(found[size:])):
             return "something is written beside the results"
@@ -161,11 +165,7 @@ class Gradients:
             sums = tensor_of(found[size + FRAME : -FRAME], FP32).view(2, -1, case.c).double().sum(1)
             right = (dy * xhat).sum((0, 2)), dy.sum((0, 2))
             checked += [(name, *pair, 2.0**-20) for name, *pair in zip(("dw", "db"), sums, right, strict=True)]
-        wrong = (
-            difference(name, got, right, rounding * right.abs() + 2.0**-18 * (1 + right.abs().amax()))
-            for name, got, right, rounding in checked
-        )
-        return next(filter(None, wrong), "")
+        return first_difference(checked, 2.0**-18)
 
 
 ROWS, CHANNELS, SPACE = 48, 4, 640  # groups, and what each has
@@ -177,27 +177,23 @@ FORWARD_MISTAKES = {
 
 TYPICAL = 4e-9  # deviations that a mean in fp32 errs by, the root of the squares' mean over groups
 
-FORWARD_LAUNCH = """
+
+class Norms(Launched):
+    """Groups of normally distributed numbers, on clusters of two blocks."""
+
+    cpp = """
 const Any x{job.buffers[0]}, w{job.buffers[1]}, b{job.buffers[2]}, y{static_cast<char *>(job.buffers[4]) + 64},
     mean{static_cast<char *>(job.buffers[8]) + 64}, rstd{static_cast<char *>(job.buffers[8]) + 64 + job.scales[0]};
-const i64 *s = job.shape;
-job.run([&] { KERNEL(x, w, b, y, mean, rstd, s[0], s[1], s[2], s[3], s[4], s[5], job.factors[0]); });
+job.run([&] { KERNEL(x, w, b, y, mean, rstd, SCALARS); });
 """
 
-
-class Norms:
-    """Groups of normally distributed numbers, on clusters of two blocks, and the launch that a call computes."""
-
-    def __init__(self, dtype: torch.dtype, seed: int = 0):
-        self.seed = seed
-        g = torch.Generator().manual_seed(seed)
+    def planned(self, dtype: torch.dtype, g: torch.Generator) -> CudaPlan:
         self.x = torch.randn((ROWS, CHANNELS, SPACE), generator=g).to(dtype)
         self.weight, self.bias = torch.randn((2, CHANNELS), generator=g).to(dtype)
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
             patch.setattr(dispatch.cluster_configuration, "trial", {"THREADS": 128, "EACH": 16})
             plans = dispatch.FORWARD.kernel("cuda")
-            self.plan = plans.of((self.x, self.weight, self.bias), 1, 1e-5, True, True, True, dtype)
-        self.launch = FORWARD_LAUNCH.replace("KERNEL", self.plan.expression)
+            return plans.of((self.x, self.weight, self.bias), 1, 1e-5, True, True, True, dtype)
 
     def job(self) -> bytes:
         read = {0: self.x, 1: self.weight.clone(), 2: self.bias.clone()}
@@ -205,7 +201,6 @@ class Norms:
         return job(self.plan, self.seed, buffers, scales=(4 * ROWS,), static=True)
 
     def what_is_wrong(self, found: bytes) -> str:
-        """An empty string, or what is further off than rounding allows."""
         size = self.x.nbytes + 2 * FRAME
         if not (frame_is_whole(found[:size]) and frame_is_whole(found[size:])):
             return "something is written beside the results"
@@ -259,20 +254,16 @@ def test_nothing_is_spilled_and_an_element_takes_few_instructions(e, each, most)
     assert [sum(i.startswith(way) and "128" in i for i in code) for way in ("LDG", "STG")] == [2 * vectors, vectors]
 
 
-def test_it_declines_what_it_cannot_take():
-    def why(x, dy=None, groups=1, weight=None):
-        dy = x if dy is None else dy
-        with pytest.raises(Declined) as declined, compiling_for(90, lambda *kernel: None):
-            gradient_of(x, dy, x if weight is None else weight, groups, weight is not None, True)
-        return str(declined.value)
-
-    x = torch.empty(2, 4, 1024, dtype=BF16, device="meta")
-    assert "contiguous tensors" in why(x, x.transpose(1, 2).contiguous().transpose(1, 2))
-    assert "below 2048" in why(x, groups=4)
-    assert "weight" in why(x, weight=torch.empty(8, dtype=BF16, device="meta")[::2])
-    assert "channels of 64" in why(torch.empty(2, 64, 64, dtype=BF16, device="meta"))
-    assert "multiples of 16 bytes" in why(torch.empty(2, 8, 1001, dtype=BF16, device="meta"))
-    assert "196608" in why(torch.empty(1, 1, 2**18, device="meta"))
+X = torch.empty(2, 4, 1024, dtype=BF16, device="meta")
+REFUSED = [
+    bad(gradient_of, Declined, "contiguous tensors", X, X.transpose(1, 2).contiguous().transpose(1, 2), X, 1, False, True),
+    bad(gradient_of, Declined, "below 2048", X, X, X, 4, False, True),
+    bad(gradient_of, Declined, "weight", X, X, torch.empty(8, dtype=BF16, device="meta")[::2], 1, True, True),
+    *(bad(gradient_of, Declined, words, x, x, x, 1, False, True) for words, x in (
+        ("channels of 64", torch.empty(2, 64, 64, dtype=BF16, device="meta")),
+        ("multiples of 16 bytes", torch.empty(2, 8, 1001, dtype=BF16, device="meta")),
+        ("196608", torch.empty(1, 1, 2**18, device="meta")))),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

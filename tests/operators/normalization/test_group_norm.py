@@ -4,6 +4,7 @@ the norms, the order of tasks, what is refused."""
 import pytest
 import torch
 from refused import EITHER, bad, test_it_is_refused_in_words_that_help  # noqa: F401
+from tensors import random
 from where import DEVICE, DTYPES
 
 from weft import ops, registry
@@ -11,10 +12,6 @@ from weft.definition import torch_dtype
 from weft.operators.normalization.group_norm import dispatch
 
 pytestmark = pytest.mark.device
-
-
-def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator(DEVICE).manual_seed(seed), device=DEVICE).to(dtype)
 
 
 def gradients(function, x, groups, weight, bias, dy):
@@ -30,7 +27,7 @@ def gradients(function, x, groups, weight, bias, dy):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_is_pytorchs_for_any_spatial_dimensions(shape, groups, dtype):
     shapes, kind = (shape, shape, (6,), (6,)), torch_dtype(dtype)
-    x, dy, weight, bias = (drawn(*s, seed=i, dtype=kind) for i, s in enumerate(shapes))
+    x, dy, weight, bias = (random(*s, seed=i, dtype=kind) for i, s in enumerate(shapes))
     apart = 3 * torch.arange(6, device=DEVICE).view(6, *(1,) * (len(shape) - 2))
     x = (x + apart).to(x.dtype)  # groups of two elements that happen to be alike would magnify every rounding
     got = gradients(ops.group_norm, x, groups, weight, bias, dy)
@@ -45,8 +42,8 @@ def test_it_is_pytorchs_for_any_spatial_dimensions(shape, groups, dtype):
 @pytest.mark.parametrize("space", [7, 200])
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.float16])
 def test_weights_in_fp32_beside_a_narrow_tensor(space, weight_dtype):
-    x, dy = (drawn(2, 6, space, seed=i, dtype=torch.float16) for i in (0, 1))
-    weight, bias = (drawn(6, seed=i, dtype=weight_dtype) for i in (2, 3))
+    x, dy = (random(2, 6, space, seed=i, dtype=torch.float16) for i in (0, 1))
+    weight, bias = (random(6, seed=i, dtype=weight_dtype) for i in (2, 3))
     got = gradients(ops.group_norm, x, 2, weight, bias, dy)
     want = gradients(torch.group_norm, x.double(), 2, weight.double(), bias.double(), dy.double())
     assert [t.dtype for t in got] == [x.dtype, x.dtype, weight_dtype, weight_dtype]
@@ -56,7 +53,7 @@ def test_weights_in_fp32_beside_a_narrow_tensor(space, weight_dtype):
 
 @pytest.mark.parametrize("space", [12, 160])
 def test_one_group_is_layer_norm_and_one_channel_instance_norm(space):
-    x, weight, bias = drawn(3, 4, space), drawn(4, seed=1), drawn(4, seed=2)
+    x, weight, bias = random(3, 4, space), random(4, seed=1), random(4, seed=2)
     rows = ops.layer_norm(x.flatten(1)).view(x.shape)
     torch.testing.assert_close(ops.group_norm(x, 1), rows, rtol=1e-5, atol=1e-5)
     instance = torch.nn.functional.instance_norm(x, weight=weight, bias=bias)
@@ -65,7 +62,7 @@ def test_one_group_is_layer_norm_and_one_channel_instance_norm(space):
 
 @pytest.mark.parametrize("space", [(3, 7), (18, 16)])
 def test_groups_have_mean_0_and_variance_1(space):
-    x = drawn(2, 6, *space) * 3 + 20
+    x = random(2, 6, *space) * 3 + 20
     y = ops.group_norm(x, 3, eps=0.0).view(2, 3, -1).double()
     torch.testing.assert_close(y.mean(-1), torch.zeros_like(y[..., 0]), rtol=0, atol=1e-5)
     torch.testing.assert_close(y.var(-1, correction=0), torch.ones_like(y[..., 0]), rtol=1e-5, atol=0)
@@ -73,7 +70,7 @@ def test_groups_have_mean_0_and_variance_1(space):
 
 @pytest.mark.parametrize("space", [(3, 7), (18, 16)])
 def test_a_group_knows_nothing_of_the_others(space):
-    x, weight, bias = drawn(2, 6, *space), drawn(6, seed=1), drawn(6, seed=2)
+    x, weight, bias = random(2, 6, *space), random(6, seed=1), random(6, seed=2)
     whole = ops.group_norm(x, 3, weight, bias)
     for b in range(2):
         for g in range(3):
@@ -84,13 +81,13 @@ def test_a_group_knows_nothing_of_the_others(space):
 
 @pytest.mark.parametrize("size", [(5, 4), (12, 15)])
 def test_channels_last_is_read_in_place_and_stays(size):
-    x, weight, bias = drawn(2, 8, *size), drawn(8, seed=1), drawn(8, seed=2)
+    x, weight, bias = random(2, 8, *size), random(8, seed=1), random(8, seed=2)
     last = x.to(memory_format=torch.channels_last)
     assert ops.explain("group_norm", last, 2).implementation == "triton"
     y = ops.group_norm(last, 2, weight, bias)
     assert y.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(y, ops.group_norm(x, 2, weight, bias), rtol=1e-5, atol=1e-5)
-    dy = drawn(2, 8, *size, seed=3)
+    dy = random(2, 8, *size, seed=3)
     want = gradients(torch.group_norm, x, 2, weight, bias, dy)
     for of_dy in (dy, dy.to(memory_format=torch.channels_last), dy[:, :1, :1, :1].expand(x.shape)):
         got = gradients(ops.group_norm, last, 2, weight, bias, of_dy)
@@ -100,7 +97,7 @@ def test_channels_last_is_read_in_place_and_stays(size):
 
 
 def test_a_slice_without_one_stride_is_handed_over_with_a_reason():
-    x = drawn(2, 4, 6, 8)
+    x = random(2, 4, 6, 8)
     for of_x in (x[..., :5], x.expand(2, 4, 6, 8)[:, :, ::2]):
         explained = ops.explain("group_norm", of_x, 2)
         assert explained.implementation == "torch" and "copy" in explained.reason
@@ -111,8 +108,8 @@ def test_a_slice_without_one_stride_is_handed_over_with_a_reason():
 
 
 def test_a_gradient_without_one_stride_is_taken():
-    x = drawn(2, 4, 6, 5).requires_grad_()
-    dy = drawn(2, 4, 6, 8, seed=1)[..., :5]
+    x = random(2, 4, 6, 5).requires_grad_()
+    dy = random(2, 4, 6, 8, seed=1)[..., :5]
     (got,) = torch.autograd.grad(ops.group_norm(x, 2), x, dy)
     (want,) = torch.autograd.grad(torch.group_norm(x, 2), x, dy)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
@@ -121,7 +118,7 @@ def test_a_gradient_without_one_stride_is_taken():
 @pytest.mark.parametrize("space", [30, 300])
 def test_far_from_0_and_with_one_wild_element(space):
     """The first element is the wild one: sums about it would lose the others."""
-    x = drawn(2, 4, space) + 1000
+    x = random(2, 4, space) + 1000
     x[0, 0, 0] = 1e6
     got, want = ops.group_norm(x, 2), torch.group_norm(x.double(), 2)
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=3e-4)
@@ -131,8 +128,8 @@ def test_far_from_0_and_with_one_wild_element(space):
 @pytest.mark.parametrize("space", [30, 300])
 def test_constant_groups_give_the_bias(space):
     x = torch.full((2, 4, space), 7.0, device=DEVICE).requires_grad_()
-    bias = drawn(4, seed=1)
-    y = ops.group_norm(x, 2, drawn(4, seed=2), bias)
+    bias = random(4, seed=1)
+    y = ops.group_norm(x, 2, random(4, seed=2), bias)
     torch.testing.assert_close(y, bias[:, None].expand_as(y), rtol=1e-4, atol=1e-4)
     assert bool(torch.autograd.grad(y.sum(), x)[0].isfinite().all())
 
@@ -157,7 +154,7 @@ def test_parts_cover_a_group_and_are_few_enough(shape):
     assert g.numbers[1] >= parts and g.tasks == parts * v.B
 
 
-X, W = drawn(2, 6, 5), drawn(6, seed=1)
+X, W = random(2, 6, 5), random(6, seed=1)
 REFUSED = [
     bad("group_norm", EITHER, "'x' has shape (5,); expected [B, C, ...]", X[0, 0], 1),
     bad("group_norm", EITHER, "'x' has dtype int64", X.long(), 1),
@@ -185,11 +182,11 @@ REFUSED = [
 
 
 def test_gradients_of_a_bias_alone_and_of_nothing():
-    x, bias = drawn(2, 6, 5), drawn(6, seed=1).requires_grad_()
-    dy = drawn(2, 6, 5, seed=2)
+    x, bias = random(2, 6, 5), random(6, seed=1).requires_grad_()
+    dy = random(2, 6, 5, seed=2)
     torch.testing.assert_close(torch.autograd.grad(ops.group_norm(x, 2, None, bias), bias, dy)[0], dy.sum((0, 2)))
     for shape in ((0, 6, 5), (2, 6, 0)):
-        weight = drawn(6).requires_grad_()
+        weight = random(6).requires_grad_()
         y = ops.group_norm(torch.empty(shape, device=DEVICE), 3, weight, bias)
         assert y.shape == shape
         assert not any(bool(g.any()) for g in torch.autograd.grad(y.sum(), (weight, bias)))
@@ -199,8 +196,8 @@ def test_gradients_of_a_bias_alone_and_of_nothing():
 @pytest.mark.parametrize("shape", [(2, 320, 64, 64), (4, 64, 16, 16), (1, 32, 600, 601)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast_reads_the_narrow_tensor_and_writes_fp32(shape, dtype):
-    x, dy = drawn(*shape, dtype=dtype), drawn(*shape, seed=1)
-    weight, bias = drawn(shape[1], seed=2), drawn(shape[1], seed=3)
+    x, dy = random(*shape, dtype=dtype), random(*shape, seed=1)
+    weight, bias = random(shape[1], seed=2), random(shape[1], seed=3)
     with torch.autocast("cuda", dtype):
         got = gradients(ops.group_norm, x, 32, weight, bias, dy)
         want = gradients(torch.nn.functional.group_norm, x, 32, weight, bias, dy)
@@ -213,9 +210,9 @@ def test_autocast_reads_the_narrow_tensor_and_writes_fp32(shape, dtype):
 @pytest.mark.parametrize("shape", [(8, 320, 64, 64), (1, 128, 512, 512), (3, 64, 200, 333), (2, 2, 3000, 1000)])
 def test_parts_find_each_other_every_time(shape):
     """Tasks wait for each other: many runs, all alike."""
-    x = drawn(*shape, dtype=torch.bfloat16).requires_grad_()
-    weight = drawn(shape[1], seed=1, dtype=torch.bfloat16).requires_grad_()
-    dy = drawn(*shape, seed=2, dtype=torch.bfloat16)
+    x = random(*shape, dtype=torch.bfloat16).requires_grad_()
+    weight = random(shape[1], seed=1, dtype=torch.bfloat16).requires_grad_()
+    dy = random(*shape, seed=2, dtype=torch.bfloat16)
     made = registry.get("group_norm").find("triton").function
     first = None
     for _ in range(50):

@@ -7,18 +7,17 @@ import dataclasses
 import cuda_as_cpp
 import pytest
 import torch
-from cuda_on_cpu import FRAME, Suite, frame_is_whole, framed, job, tensor_of
+from cuda_on_cpu import BF16, FP16, FP32, FRAME, Launched, Suite, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
 
 from weft import ops
 from weft.bench.compile_check import resource_usage
 from weft.definition import SHARED_LIMIT
-from weft.operators.cuda import compile_cubin
+from weft.operators.cuda import CudaPlan, compile_cubin
 from weft.operators.launch import compiling_for
 from weft.operators.normalization import dispatch, ring
 from weft.operators.normalization.dispatch import NormCall, NormConfig
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 ROWS, FAR = 13, 100.0
 LAYER = NormConfig("layer_norm", True, False, True, True)
 ADDED = NormConfig("add_layer_norm", True, True, True, True)
@@ -109,21 +108,19 @@ TYPICAL = 1e-7  # of a row's deviation, that it errs by: the root of the squares
 TYPICAL_FAR = 3e-7  # where the mean is rounded to two digits less
 TYPICAL_OF_FIRST = 1e-5  # in 16 bits: what the mean is off the first element, squared, is taken from their sum
 
-LAUNCH = """
+
+class Norms(Launched):
+    """Rows of normally distributed numbers on clusters of blocks."""
+
+    cpp = """
 char *const saved = static_cast<char *>(job.buffers[8]) + 64;
 const Any x{job.buffers[0]}, r{job.buffers[1]}, w{job.buffers[2]}, b{job.buffers[3]}, h{job.buffers[5]},
     y{static_cast<char *>(job.buffers[4]) + 64}, mean{saved}, rstd{saved + job.scales[0]};
-const i64 *s = job.shape;
-job.run([&] { KERNEL(x, r, w, b, y, h, mean, rstd, s[0], s[1], s[2], s[3], s[4], s[5], job.factors[0]); });
+job.run([&] { KERNEL(x, r, w, b, y, h, mean, rstd, SCALARS); });
 """
 
-
-class Norms:
-    """Rows of normally distributed numbers on clusters of blocks, and the launch that a call computes."""
-
-    def __init__(self, case: Case, seed: int = 0):
-        self.seed, self.config, self.far, self.rows = seed, case.config, bool(case.far), case.rows
-        g = torch.Generator().manual_seed(seed)
+    def planned(self, case: Case, g: torch.Generator) -> CudaPlan:
+        self.config, self.far, self.rows = case.config, bool(case.far), case.rows
         self.x, self.residual = (torch.randn((case.rows, case.columns), generator=g) for _ in range(2))
         if not self.config.added:
             self.residual = torch.zeros_like(self.x)
@@ -141,8 +138,7 @@ class Norms:
             patch.setattr(dispatch, "resident", lambda plan, device: case.persistent)
             patch.setattr(dispatch, "slots", lambda *call: 3)
             launch = dispatch.persistent_launch if case.persistent else dispatch.cluster_launch
-            self.plan = launch(NormCall(*tensors, 1e-5, self.config, True))
-        self.launch = LAUNCH.replace("KERNEL", self.plan.expression)
+            return launch(NormCall(*tensors, 1e-5, self.config, True))
 
     def job(self) -> bytes:
         read = {0: self.x, 1: self.residual, 2: self.weight, 3: self.bias, 5: torch.empty_like(self.x)}
@@ -150,7 +146,6 @@ class Norms:
         return job(self.plan, self.seed, buffers, scales=(4 * self.rows,), static=True)
 
     def what_is_wrong(self, found: bytes) -> str:
-        """An empty string, or what is further off than rounding allows."""
         size = self.x.nbytes + 2 * FRAME
         if not (frame_is_whole(found[:size]) and frame_is_whole(found[size:])):
             return "something is written beside the results"

@@ -146,7 +146,6 @@ class Step:
         return job(self.plan, self.seed, buffers, shape=shape)
 
     def what_is_wrong(self, found: bytes) -> str:
-        """An empty string, or what the operator does not allow."""
         memory = torch.frombuffer(bytearray(found[: len(self.memory)]), dtype=torch.uint8)
         if any(found[len(self.memory) : -8]):
             return "arrivals are counted on"
@@ -187,7 +186,6 @@ CASES = {
     "skipped": Case("T=3,P=1353", "bf16", 3, factors=Factors(scale=4.0, found=float("nan"))),
 }  # fmt: skip
 
-# Mistakes: a case that shows them, what stands in the kernel or its headers, what is written instead.
 MISTAKES = {
     "no wait for the last copy": ("many passes", '::"n"(STAGES - 1) : "memory"', '::"n"(STAGES) : "memory"'),
     "a stage too far": ("many passes", "from == last ? mine", "from + STAGE == last ? mine"),

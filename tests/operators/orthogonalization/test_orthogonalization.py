@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
+from tensors import random
 from torch.optim._muon import _zeropower_via_newtonschulz
 from where import DEVICE, DTYPES
 
@@ -19,10 +20,6 @@ from weft.operators.orthogonalization.kernels import lower_tile, tiles
 pytestmark = pytest.mark.device
 
 FORMS = ("symmetric", "gram")
-
-
-def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
 def with_singular_values(values: torch.Tensor, columns: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
+from tensors import meta
 
 pytest.importorskip("cuda.bindings")
 
@@ -138,17 +140,18 @@ def test_hopper_takes_what_tma_takes(shape, dtype, want):
         assert ops.explain("gram", x).implementation == "triton"
 
 
-def test_what_tma_cannot_take_is_declined_in_words():
+def on_hopper(name: str, *arguments):
     with compiling_for(90, lambda *kernel: None):
-        for name, arguments, words in (
-            ("gram", (torch.empty(100, 64, dtype=BF16, device="meta"),), "begin on 16 bytes"),
-            ("gram", (torch.empty(64, 128, dtype=BF16, device="meta")[:, ::2],), "contiguous"),
-            ("gram_polynomial", (torch.empty(64, 64, dtype=BF16, device="meta"), 0.0, 1.0), "alpha is 0"),
-            ("gram_polynomial", (torch.empty(64, 64, dtype=BF16, device="meta").mT, 1.0, 1.0), "contiguous"),
-            ("newton_schulz", (torch.empty(64, 100, dtype=BF16, device="meta"),), "begin on 16 bytes"),
-        ):
-            with pytest.raises(Declined, match=words):
-                registry.get(name).find("cuda").function(*arguments)
+        return registry.get(name).find("cuda").function(*arguments)
+
+
+REFUSED = [
+    bad(on_hopper, Declined, "begin on 16 bytes", "gram", meta(100, 64)),
+    bad(on_hopper, Declined, "contiguous", "gram", meta(64, 128)[:, ::2]),
+    bad(on_hopper, Declined, "alpha is 0", "gram_polynomial", meta(64, 64), 0.0, 1.0),
+    bad(on_hopper, Declined, "contiguous", "gram_polynomial", meta(64, 64).mT, 1.0, 1.0),
+    bad(on_hopper, Declined, "begin on 16 bytes", "newton_schulz", meta(64, 100)),
+]
 
 
 @pytest.mark.parametrize("matrices", [1, 4, 16])

@@ -7,17 +7,17 @@ import re
 import pytest
 import torch
 from cuda_as_cpp import whole
-from cuda_on_cpu import FRAME, Suite, frame_is_whole, framed, job, tensor_of
+from cuda_on_cpu import BF16, FP16, FP32, FRAME, Launched, Suite, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from sass import names, sass
 
 from weft.definition import Declined
+from weft.operators.cuda import CudaPlan
 from weft.operators.launch import compiling_for
 from weft.operators.quantization import dispatch
 from weft.operators.quantization.dequantize import reference
 from weft.operators.quantization.formats import FORMATS, GRANULARITIES, scale_shape
-
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,6 @@ CASES = {
     "columns of int8": Case("int8", BF16, "column", (4, 24)),
 }
 
-# Mistakes: a case that shows them, a text in the kernel, its replacement.
 MISTAKES = {
     "halves of a pair exchanged": ("one scale", "codes[i / 2] >> i % 2 * 16", "codes[i / 2] >> (1 - i % 2) * 16"),
     "e5m2's bytes": ("rows", "0x3424", "0x2434"),
@@ -76,11 +75,6 @@ MISTAKES = {
     "the same row again": ("columns, rows apart", "min(first + e, rows - 1)", "min(first, rows - 1)"),
 }  # fmt: skip
 
-LAUNCH = """
-const Any v{job.buffers[0]}, s{job.buffers[1]}, out{static_cast<char *>(job.buffers[4]) + job.scales[0]};
-job.run([&] { KERNEL(v, s, out, NUMBERS); });
-"""
-
 
 def vectors_plan(*call):
     """The launch, for an architecture that has the kernel."""
@@ -88,12 +82,15 @@ def vectors_plan(*call):
         return dispatch.DEQUANTIZE.kernel("cuda").of(call[:2], *call[2:])[0]
 
 
-class Tensors:
-    """A case's values, any codes of the format; its scales, and its plan for blocks of 64 threads."""
+class Tensors(Launched):
+    """Values that are any codes of the format, their scales, and a plan for blocks of 64 threads."""
 
-    def __init__(self, case: Case, seed: int = 0):
-        self.case, self.seed = case, seed
-        g = torch.Generator().manual_seed(seed)
+    cpp = """
+const Any v{job.buffers[0]}, s{job.buffers[1]}, out{static_cast<char *>(job.buffers[4]) + job.scales[0]};
+job.run([&] { KERNEL(v, s, out, SCALARS); });
+"""
+
+    def planned(self, case: Case, g: torch.Generator) -> CudaPlan:
         *rows, n = case.shape
         stored = n // FORMATS[case.format].per_byte
         codes = torch.randint(256, (*rows, stored + case.apart), generator=g, dtype=torch.uint8)
@@ -106,16 +103,13 @@ class Tensors:
         self.want = reference(as_format, scale, case.granularity, group_size=case.group, columns=n, dtype=case.dtype)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(dispatch, "THREADS", 64)
-            self.plan = vectors_plan(as_format, scale, case.granularity, case.group, n, case.dtype)
-        numbers = ", ".join(f"job.shape[{i}]" for i in range(len(self.plan.scalars)))
-        self.launch = LAUNCH.replace("KERNEL", self.plan.expression).replace("NUMBERS", numbers)
+            return vectors_plan(as_format, scale, case.granularity, case.group, n, case.dtype)
 
     def job(self) -> bytes:
         buffers = {0: self.values, 1: self.scale, 4: framed(self.want.nbytes)}
         return job(self.plan, self.seed, buffers, scales=(FRAME,))
 
     def what_is_wrong(self, found: bytes) -> str:
-        """An empty string, or what differs in a bit (a NaN may be any NaN)."""
         if not frame_is_whole(found):
             return "something beside the result was written"
         got = tensor_of(found[FRAME:-FRAME], self.case.dtype).view(self.want.shape)
@@ -161,16 +155,10 @@ def test_an_element_takes_few_instructions(format, granularity, most):
     assert [name for name in found if name.startswith("STG")] == ["STG.E.128"] * each
 
 
-@pytest.mark.parametrize(
-    ("reason", "call"),
-    [
-        ("rows of 20 elements", dict(format="int8", dtype=BF16, granularity="row", shape=(4, 20))),
-        ("rows of 33 elements", dict(format="int4", dtype=FP32, granularity="row", shape=(4, 33))),
-        ("groups of 6", dict(format="int4", dtype=FP32, granularity="group", shape=(4, 48), group=6)),
-        ("dense along rows", dict(format="int8", dtype=FP32, granularity="row", shape=(4, 16), at=(..., slice(0, 16, 2)))),
-        ("32 bits", dict(format="int8", dtype=FP32, granularity="row", shape=(2**20, 2**13))),
-    ],
-)  # fmt: skip
-def test_what_it_does_not_take_it_declines(reason, call):
-    with pytest.raises(Declined, match=reason):
-        planned(**call)
+REFUSED = [
+    bad(planned, Declined, "rows of 20 elements", "int8", BF16, "row", (4, 20)),
+    bad(planned, Declined, "rows of 33 elements", "int4", FP32, "row", (4, 33)),
+    bad(planned, Declined, "groups of 6", "int4", FP32, "group", (4, 48), 6),
+    bad(planned, Declined, "dense along rows", "int8", FP32, "row", (4, 16), at=(..., slice(0, 16, 2))),
+    bad(planned, Declined, "32 bits", "int8", FP32, "row", (2**20, 2**13)),
+]

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
+from tensors import random
 from where import DEVICE, printed
 
 from weft import ops, registry
@@ -15,15 +16,11 @@ from weft.operators.reduction import extremum_mask
 pytestmark = pytest.mark.device
 
 
-def drawn(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator(DEVICE).manual_seed(0), device=DEVICE)
-
-
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dim", [None, 0, 1, -1])
 @pytest.mark.parametrize("name", ["sum", "mean"])
 def test_the_gradient_of_a_sum_is_a_view(name, dim, keepdim):
-    x = drawn(3, 5, 4).requires_grad_()
+    x = random(3, 5, 4).requires_grad_()
     got = getattr(ops, name)(x, dim, keepdim)
     want = getattr(torch, name)(x, dim, keepdim)
     dy = torch.randn_like(want)
@@ -35,7 +32,7 @@ def test_the_gradient_of_a_sum_is_a_view(name, dim, keepdim):
 @pytest.mark.parametrize("name", ["max", "min", "norm"])
 def test_a_gradient_of_any_strides_is_taken(name):
     """The gradient of a sum of the result is expanded."""
-    x = drawn(4, 6, 5).requires_grad_()
+    x = random(4, 6, 5).requires_grad_()
     got = getattr(ops, name)(x, dim=1).sum()
     want = (torch.linalg.vector_norm(x, dim=1) if name == "norm" else getattr(torch, f"a{name}")(x, 1)).sum()
     torch.testing.assert_close(*(torch.autograd.grad(y, x)[0] for y in (got, want)))
@@ -45,7 +42,7 @@ def test_a_gradient_of_any_strides_is_taken(name):
 @pytest.mark.parametrize("name", ["sum", "max", "argmax"])
 def test_permuted_tensors_are_reduced_in_their_own_order(name, layout):
     """Memory order is enough for a sum, not for an index."""
-    x = drawn(3, 5, 7).permute(layout)
+    x = random(3, 5, 7).permute(layout)
     for dim in (None, 0, 1, 2):
         want = getattr(torch, f"a{name}" if name == "max" else name)(x, *(() if dim is None else (dim,)))
         torch.testing.assert_close(getattr(ops, name)(x, dim), want)
@@ -63,12 +60,12 @@ def test_the_norm_of_no_elements_is_zero(p):
 
 @pytest.mark.parametrize("p", [0.5, 0, 3, -math.inf])
 def test_other_norms_are_handed_over(p):
-    x = drawn(3, 9)
+    x = random(3, 9)
     assert ops.explain("norm", x=x, p=p, dim=1, keepdim=False).implementation == "torch"
     torch.testing.assert_close(ops.norm(x, p, 1), torch.linalg.vector_norm(x, p, 1))
 
 
-X = drawn(3, 4)
+X = random(3, 4)
 REFUSED = [
     bad("sum", TypeError, "'x' is a list", [1.0]),
     bad("sum", ValueError, "'dim' is 2", X, 2),

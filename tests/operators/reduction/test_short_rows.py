@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 import torch
 from cuda_as_cpp import whole
-from cuda_on_cpu import FRAME, Suite, difference, frame_is_whole, framed, job, tensor_of
+from cuda_on_cpu import BF16, FP16, FP32, FRAME, Suite, difference, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from sass import names, parts, sass
 
 from weft import ops, registry
@@ -20,7 +21,6 @@ from weft.operators.reduction.dispatch import BACKWARD, EXTENTS, FORWARD
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's of 0 / 0, which is NaN as it should be
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 INF = float("inf")
 MODULES = {"sum": sum, "mean": mean, "max": max, "min": min, "norm": norm, "argmax": argmax}
 
@@ -386,25 +386,20 @@ SEVEN = torch.ones(64, 7, dtype=BF16)
 SLICED, SHIFTED = torch.ones(64, 14, dtype=BF16)[:, :7], torch.ones(64 * 7 + 1, dtype=BF16)[1:].view(64, 7)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "name", "x", "how", "reason"),
-    [
-        ("cuda", "sum", SEVEN.float(), {}, "float32"),
-        ("cuda", "norm", SEVEN, {"order": 3.0}, "norms of order"),
-        *((k, n, x, {"dim": d}, "dense rows") for k, n in (("cuda", "sum"), ("cuda-mask", "max"))
-          for x, d in ((torch.ones(64, 8, dtype=BF16), 1), (SEVEN, 0), (SLICED, 1))),
-        *((k, n, SHIFTED, {}, "16 bytes") for k, n in (("cuda", "sum"), ("cuda-mask", "max"))),
-        ("cuda", "sum", SLICED, {"dim": None}, "all elements"),
-        ("cuda-mask", "max", SLICED, {"dim": None}, "not dense"),
-        *(("cuda", "argmax", x, {"dim": d, "order": 0.0}, "dense rows|16 bytes|all") for x, d in (
-            (torch.ones(64, 14, dtype=BF16), 1), (SLICED, 1), (SLICED[:, :1].contiguous(), 1), (SEVEN[:7], 0),
-            (torch.ones(64, 8), 1), (SHIFTED, 1), (SLICED, None))),
-        *(("triton-mask", n, SEVEN, {}, "more than which") for n in ("norm", "sum")),
-    ],
-)  # fmt: skip
-def test_what_a_kernel_does_not_take_it_declines(kernel, name, x, how, reason):
-    with pytest.raises(Declined, match=reason):
-        forward(kernel, name, x, **how)
+REFUSED = [
+    bad(forward, Declined, "float32", "cuda", "sum", SEVEN.float()),
+    bad(forward, Declined, "norms of order", "cuda", "norm", SEVEN, order=3.0),
+    *(bad(forward, Declined, "dense rows", *kernel, x, dim=d) for kernel in (("cuda", "sum"), ("cuda-mask", "max"))
+      for x, d in ((torch.ones(64, 8, dtype=BF16), 1), (SEVEN, 0), (SLICED, 1))),
+    *(bad(forward, Declined, "16 bytes", *kernel, SHIFTED) for kernel in (("cuda", "sum"), ("cuda-mask", "max"))),
+    bad(forward, Declined, "all elements", "cuda", "sum", SLICED, dim=None),
+    bad(forward, Declined, "not dense", "cuda-mask", "max", SLICED, dim=None),
+    *(bad(forward, Declined, words, "cuda", "argmax", x, dim=d, order=0.0) for x, d, words in (
+        (torch.ones(64, 14, dtype=BF16), 1, "dense rows"), (SLICED, 1, "dense rows"),
+        (SLICED[:, :1].contiguous(), 1, "dense rows"), (SEVEN[:7], 0, "dense rows"), (torch.ones(64, 8), 1, "dense rows"),
+        (SHIFTED, 1, "16 bytes"), (SLICED, None, "all"))),
+    *(bad(forward, Declined, "more than which", "triton-mask", name, SEVEN) for name in ("norm", "sum")),
+]  # fmt: skip
 
 
 def test_what_the_gradient_of_norms_does_not_take_it_declines():

@@ -84,20 +84,6 @@ def test_every_configuration_of_rows_and_rings_fits_the_machine(module, sm, dtyp
                 assert 1 <= c["LOADS"] <= c["SLOTS"] >= c["TEAMS"]
 
 
-@pytest.mark.parametrize(
-    ("x", "reason"),
-    [
-        (torch.empty(4, 1000, device="meta")[:, 1:], "16 bytes"),
-        (torch.empty(4, 1001, device="meta"), "16 bytes"),
-        (torch.empty(4, 1000, device="meta")[:, ::2], "side by side"),
-        (torch.empty(1000, 8, device="meta")[:, ::2].T, "side by side"),
-    ],
-)
-def test_what_cannot_be_read_by_vectors_is_declined_with_a_reason(x, reason):
-    with pytest.raises(Declined, match=reason):
-        FORWARD.kernel("cuda").of((x,), cumsum.scan, -1, False, False, x.dtype)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("exclusive", [False, True])
@@ -124,8 +110,12 @@ def test_the_element_that_is_left_out_has_derivatives_of_zero(name, reverse):
 
 X = drawn(3, 4)
 REFUSED = [
+    *(bad(FORWARD.kernel("cuda").of, Declined, words, (x,), cumsum.scan, -1, False, False, x.dtype) for x, words in (
+        (torch.empty(4, 1000, device="meta")[:, 1:], "16 bytes"), (torch.empty(4, 1001, device="meta"), "16 bytes"),
+        (torch.empty(4, 1000, device="meta")[:, ::2], "side by side"),
+        (torch.empty(1000, 8, device="meta")[:, ::2].T, "side by side"))),
     bad("cumsum", TypeError, "'x' is a list", [1.0]),
     bad("cumsum", ValueError, "'dim' is 2", X, 2),
     bad("cumprod", TypeError, "'exclusive' is 1", X, exclusive=1),
     bad("logcumsumexp", TypeError, "'reverse' is None", X, reverse=None),
-]
+]  # fmt: skip

@@ -8,16 +8,16 @@ from collections.abc import Callable
 import cuda_as_cpp
 import pytest
 import torch
-from cuda_on_cpu import FRAME, Suite, difference, frame_is_whole, framed, job, tensor_of
+from cuda_on_cpu import BF16, FP16, FP32, FRAME, Launched, Suite, difference, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
-from sass import longest_loop
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
+from sass import longest_loop, spills_nothing
 from scan_on_cpu import VALUES, further_off_than_a_logarithm
 
 from weft import ops
-from weft.bench.compile_check import resource_usage
 from weft.definition import ARCHITECTURES, Declined
 from weft.operators.axis_view import AxisView
-from weft.operators.cuda import compile_cubin
+from weft.operators.cuda import CudaPlan
 from weft.operators.launch import compiling_for
 from weft.operators.scan import dispatch, kernels
 from weft.operators.scan.cumprod import scan as product
@@ -26,7 +26,6 @@ from weft.operators.scan.dispatch import FORWARD, Scan
 from weft.operators.scan.kernels import ScanInParts
 from weft.operators.scan.logcumsumexp import scan as logarithm
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SCANS = {"sum": running_sum, "product": product, "logarithm": logarithm}
 
 
@@ -57,19 +56,14 @@ class Case:
     threads: int = 64
 
 
-LAUNCH = """
+class Columns(Launched):
+    cpp = """
 const Any x{job.buffers[0]}, carry{job.buffers[1]}, y{static_cast<char *>(job.buffers[4]) + FRAME}, totals{job.buffers[8]};
-const i64 *s = job.shape;
-job.run([&] { KERNEL(x, carry, y, totals, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]); });
+job.run([&] { KERNEL(x, carry, y, totals, SCALARS); });
 """
 
-
-class Columns:
-    """The tensors of a case, what is right, and the launch that a call computes."""
-
-    def __init__(self, case: Case, seed: int = 0):
-        self.case, self.seed, scan = case, seed, case.scan
-        values = torch.randn(case.m * case.k, case.n, generator=torch.Generator().manual_seed(seed))
+    def planned(self, case: Case, g: torch.Generator) -> CudaPlan:
+        scan, values = case.scan, torch.randn(case.m * case.k, case.n, generator=g)
         VALUES[case.values](values)
         memory = torch.full((case.m, case.n, case.k + case.apart), 7.0, dtype=case.dtype)
         self.x = memory[:, :, : case.k]
@@ -82,15 +76,15 @@ class Columns:
             made = FORWARD.kernel("cuda").of((self.x,), scan, 1, case.exclusive, case.reverse, case.dtype)
         parts = made.shape[1]
         assert (parts > 1) == bool(case.step)
-        self.plan = made.totals if case.step == "TOTALS" else made.scan
-        self.launch = LAUNCH.replace("KERNEL", self.plan.expression)
+        plan = made.totals if case.step == "TOTALS" else made.scan
         self.right = scan.reference(self.x.double(), 1, **how)
         x = self.x.double().flip(1) if case.reverse else self.x.double()
-        each = self.plan.scalars[2].value
+        each = plan.scalars[2].value
         totals = torch.stack([case.total(x[:, at : at + each], dim=1) for at in range(0, case.n, each)], 1)
         self.totals = totals
         self.carry = scan.reference(totals, 1, exclusive=True).float().contiguous()
         self.beside = self.carry.nbytes * (1 + made.scaled)  # bytes of totals
+        return plan
 
     def job(self) -> bytes:
         y = framed(self.right.numel() * self.x.itemsize)  # y has x's strides
@@ -137,7 +131,6 @@ CASES = {
     "carried, exclusive": Products(dtype=FP32, n=1000, k=12, m=1, step="CARRIED", exclusive=True),
 }  # fmt: skip
 
-# Mistakes: a case that shows them, what is in the kernel, what is written instead.
 MISTAKES = {
     "groups of a warp": ("two warps", "if (lane >= by) upto[j] = Op::join(other, upto[j]);", ";"),
     "a warp's first group": ("two warps", "lane < ACROSS ? Op::NEUTRAL : other", "other"),
@@ -254,18 +247,14 @@ def test_every_kernel_of_columns_in_parts_compiles_and_spills_nothing(scan, sm, 
     carries = [between.scan] if isinstance(between, ScanInParts) else []  # of products Triton's
     assert between is not None and (carries == [] or between.carries is None)
     for kernel in (made.totals, *carries, made.scan):
-        assert resource_usage(compile_cubin(kernel.source, kernel.expression, sm)[0])["STACK"] == 0
+        assert spills_nothing(kernel, sm)
 
 
-def test_it_declines_what_it_cannot_take():
-    def why(x: torch.Tensor, dim: int = 0) -> str:
-        with pytest.raises(Declined) as declined:
-            plan_of(running_sum, x, dim)
-        return str(declined.value)
-
-    assert "16 bytes" in why(torch.empty(8, 9, device="meta"))
-    assert "16 bytes" in why(torch.empty(8, 9, 10, device="meta")[..., :8], 1)
-    assert "side by side" in why(torch.empty(8, 4, 9, 2, device="meta")[..., 0], 1)
+REFUSED = [
+    bad(plan_of, Declined, "16 bytes", running_sum, torch.empty(8, 9, device="meta"), 0),
+    bad(plan_of, Declined, "16 bytes", running_sum, torch.empty(8, 9, 10, device="meta")[..., :8], 1),
+    bad(plan_of, Declined, "side by side", running_sum, torch.empty(8, 4, 9, 2, device="meta")[..., 0], 1),
+]
 
 
 def test_a_step_is_no_longer_than_its_rows():

@@ -7,23 +7,21 @@ import re
 import cuda_as_cpp
 import pytest
 import torch
-from cuda_on_cpu import Suite, difference, job, tensor_of
+from cuda_on_cpu import BF16, FP16, FP32, Launched, Suite, first_difference, job, tensor_of
 from emulated import *  # noqa: F403
-from sass import longest_loop, names, sass
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
+from sass import longest_loop, names, sass, spills_nothing
 from scan_on_cpu import recurrence
 
 from weft import ops
-from weft.bench.compile_check import resource_usage
 from weft.definition import ARCHITECTURES, Declined
-from weft.operators.cuda import compile_cubin
+from weft.operators.cuda import CudaPlan, compile_cubin
 from weft.operators.launch import INTERPRETING, compiling_for
 from weft.operators.scan import dispatch, kernels
 from weft.operators.scan.cumprod import scan as product
 from weft.operators.scan.dispatch import BACKWARD
 from weft.operators.scan.kernels import GradientInParts
 from weft.operators.scan.logcumsumexp import scan as logarithm
-
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
 def planned(
@@ -117,8 +115,6 @@ CASES = {
     "from what is carried, a product": Rows(log=False, m=2, n=1304, part=256, step="CARRIED", threads=32),
 }  # fmt: skip
 
-
-# Mistakes: a case that shows them, what is in the kernel, what is written instead.
 MISTAKES = {
     "steps in the other order": ("two warps", "second.a * first.b + second.b", "first.a * second.b + first.b"),
     "a lane's own element for its neighbour's": ("two warps", "begins ? previous : up;", "begins ? previous : last;"),
@@ -191,20 +187,15 @@ COLUMN_MISTAKES = {
     "a part for another": ("totals of products", "totals[c.unit * K", "totals[c.m * K"),
 }  # fmt: skip
 
-LAUNCH = """
+
+class Gradients(Launched):
+    cpp = """
 const Any x{job.buffers[0]}, y{job.buffers[1]}, dy{job.buffers[2]}, carry{job.buffers[3]}, dx{job.buffers[4]},
     totals{job.buffers[8]}, scales{static_cast<char *>(job.buffers[8]) + job.scales[0]};
-const i64 *s = job.shape;
 job.run([&] { KERNEL(x, y, dy, carry, totals, scales, dx, SCALARS); });
 """
 
-
-class Gradients:
-    """The tensors of a case, what is right, and the launch that a call computes."""
-
-    def __init__(self, case: Case, seed: int = 0):
-        self.case, self.seed = case, seed
-        g = torch.Generator().manual_seed(seed)
+    def planned(self, case: Case, g: torch.Generator) -> CudaPlan:
         overflows, last = getattr(case, "overflows", False), getattr(case, "last", 0.0)
         x = torch.randn(case.m, case.n, case.k, generator=g)
         self.x = (x * 2 if case.log else 1 + x / 16).to(case.dtype)
@@ -220,12 +211,11 @@ class Gradients:
         with pytest.MonkeyPatch.context() as patch:
             made = case.plan(patch, self.x, self.y, self.dy)
         assert (made.shape[1] > 1) == bool(case.step)
-        self.plan = made.totals if case.step == "TOTALS" else made.gradient
-        scalars = ", ".join(f"s[{i}]" for i in range(len(self.plan.scalars)))
-        self.launch = LAUNCH.replace("KERNEL", self.plan.expression).replace("SCALARS", scalars)
-        self._right(case.part_of(self.plan))
+        plan = made.totals if case.step == "TOTALS" else made.gradient
+        self._right(case.part_of(plan))
         if last:  # after what is right was computed: its row has no part in it
             self.y[:, -1] = last
+        return plan
 
     def _right(self, part: int) -> None:
         """The recurrence in float64, element by element, with the y that the kernel sees."""
@@ -245,7 +235,6 @@ class Gradients:
         return job(self.plan, self.seed, buffers, scales=(carry.nbytes,), static=True)
 
     def what_is_wrong(self, found: bytes) -> str:
-        """An empty string, or what is further off than rounding allows."""
         case, size, sums = self.case, self.x.nbytes, 2e-6 if isinstance(self.case, Rows) else 4e-6
         rounding = {BF16: 2.0**-8, FP16: 2.0**-11, FP32: 2.0**-20}[case.dtype]
         checked = [("dx", tensor_of(found[:size], case.dtype).view_as(self.dx), self.dx, rounding)]
@@ -254,11 +243,7 @@ class Gradients:
                 return "dx was written"
             total, scale = tensor_of(found[size:], FP32).view(2, *self.carry.shape)
             checked = [("total", total, self.totals, sums), ("scale", scale, self.scales, sums)]
-        found = (
-            difference(name, got, want, near * want.abs() + sums * (1e-3 + want.abs().amax()))
-            for name, got, want, near in checked
-        )
-        return next(filter(None, found), "")
+        return first_difference(checked, sums, least=1e-3)
 
 
 SUITES = {
@@ -276,10 +261,6 @@ each_scan = pytest.mark.parametrize("scan", [logarithm, product], ids=["logarith
 def of_size(scan, *shape: int, dtype: torch.dtype, dim: int, sm: int = 90, **how: bool) -> GradientInParts:
     x = torch.empty(shape, dtype=dtype, device="meta")
     return planned(scan, x, x, x, dim, sm, **how)
-
-
-def spills_nothing(kernel, sm: int = 90) -> bool:
-    return resource_usage(compile_cubin(kernel.source, kernel.expression, sm)[0])["STACK"] == 0
 
 
 @each_scan
@@ -323,16 +304,16 @@ def test_every_kernel_of_columns_compiles_and_spills_nothing(scan, dtype, sm):
     assert made.shape[1] > 1 and spills_nothing(made.totals, sm) and spills_nothing(made.gradient, sm)
 
 
-def test_rows_that_cannot_be_taken_are_declined():
-    def why(x, sm=90):
-        with pytest.raises(Declined) as declined:
-            planned(product, x, x, x, -1, sm)
-        return str(declined.value)
-
-    assert "16 bytes" in why(torch.ones(3, 12, dtype=BF16)) and "side by side" in why(torch.ones(8, 16)[:, ::2].T)
-    assert "16 bytes" in why(torch.ones(2 * 64 + 1, dtype=BF16)[1:].view(2, 64))
-    assert "sm_90" in why(torch.ones(2, 8), 80)
-    assert "a cluster holds none" in why(torch.empty(1, 2**31, dtype=BF16, device="meta"))
+REFUSED = [
+    bad(planned, Declined, words, product, x, x, x, -1, *sm)
+    for words, x, *sm in (
+        ("16 bytes", torch.ones(3, 12, dtype=BF16)),
+        ("16 bytes", torch.ones(2 * 64 + 1, dtype=BF16)[1:].view(2, 64)),
+        ("side by side", torch.ones(8, 16)[:, ::2].T),
+        ("sm_90", torch.ones(2, 8), 80),
+        ("a cluster holds none", torch.empty(1, 2**31, dtype=BF16, device="meta")),
+    )
+]
 
 
 @pytest.mark.skipif(not INTERPRETING, reason="on a GPU `weft verify` runs it")

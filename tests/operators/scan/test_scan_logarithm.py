@@ -7,23 +7,21 @@ import re
 import cuda_as_cpp
 import pytest
 import torch
-from cuda_on_cpu import FRAME, Suite, frame_is_whole, framed, job, tensor_of
+from cuda_on_cpu import BF16, FP16, FP32, FRAME, Launched, Suite, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
-from sass import names, sass
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
+from sass import names, sass, spills_nothing
 from scan_on_cpu import VALUES, further_off_than_a_logarithm
 
 from weft import ops
-from weft.bench.compile_check import resource_usage
 from weft.definition import ARCHITECTURES, Declined
 from weft.operators.configs import Config
-from weft.operators.cuda import compile_cubin
+from weft.operators.cuda import CudaPlan
 from weft.operators.launch import compiling_for
 from weft.operators.scan import dispatch
 from weft.operators.scan.dispatch import FORWARD
 from weft.operators.scan.kernels import RowsPlan
 from weft.operators.scan.logcumsumexp import scan
-
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 
 def rows_of(bytes_each: int, threads: int) -> Config:
@@ -76,7 +74,6 @@ CASES = {
     "a ring, not finite": Case(NARROW, dtype=FP16, m=5, n=1024 * 2 + 8, values="not finite", reverse=True),
 }  # fmt: skip
 
-# Mistakes: a case that shows them, what is in the kernel, what is written instead.
 MISTAKES = {
     "strips are never apart": ("far apart", "&& first < Op::LEAST &&", "&& false &&"),
     "the other end of a vector": ("low ends", "e[0][REVERSE ? COUNT - 1 : 0]", "e[0][0]"),
@@ -102,19 +99,10 @@ MISTAKES = {
     "a strip apart from its tile": ("a ring, far apart", "- at(0), lane, before);", "- at(0), lane, carry[entry]);"),
 }  # fmt: skip
 
-LAUNCH = """
-const Any x{job.buffers[0]}, y{static_cast<char *>(job.buffers[4]) + FRAME}, state{job.buffers[10]};
-const i64 *s = job.shape;
-job.run([&] { KERNEL; });
-"""
 
-
-class Rows:
-    """The tensors of a case, what is right, and the launch that a call computes."""
-
-    def __init__(self, case: Case, seed: int = 0):
-        self.case, self.seed = case, seed
-        x = torch.randn(case.m, case.n, generator=torch.Generator().manual_seed(seed))
+class Rows(Launched):
+    def planned(self, case: Case, g: torch.Generator) -> CudaPlan:
+        x = torch.randn(case.m, case.n, generator=g)
         VALUES[case.values](x)
         self.x = torch.full((case.m, case.n + case.apart), 7.0, dtype=case.dtype)[:, : case.n]
         self.x.copy_(x)
@@ -124,16 +112,18 @@ class Rows:
             patch.setattr(dispatch, "multiprocessors", lambda device: 3)
             made = FORWARD.kernel("cuda").of((self.x,), scan, -1, case.exclusive, case.reverse, case.dtype)
         assert bool(made.words) == ("TEAMS" in case.config)
-        self.plan, self.words = made.launch, made.words
-        given = "x, state, y, s[0], s[1], s[2], s[3], s[4]" if self.words else "x, y, s[0], s[1], s[2], s[3]"
-        self.launch = LAUNCH.replace("KERNEL", f"{self.plan.expression}({given})")
+        self.words = made.words
+        self.cpp = f"""
+const Any x{{job.buffers[0]}}, y{{static_cast<char *>(job.buffers[4]) + FRAME}}, state{{job.buffers[10]}};
+job.run([&] {{ KERNEL({"x, state, y" if made.words else "x, y"}, SCALARS); }});
+"""
+        return made.launch
 
     def job(self) -> bytes:
         buffers = {0: self.x, 4: framed(self.want.numel() * self.x.itemsize), 10: bytes(8 * self.words)}
         return job(self.plan, self.seed, buffers, static=True)
 
     def what_is_wrong(self, found: bytes) -> str:
-        """An empty string, or what is further off than the operator allows of its least."""
         found = found[: len(found) - 8 * self.words]
         if not frame_is_whole(found):
             return "written outside of y"
@@ -170,16 +160,10 @@ def test_nothing_is_spilled(sm, dtype):
         for n in (2**14, 2**20)[: 1 + (sm >= 90)]:
             patch.setattr(scan.rows, "trial", scan.rows.heuristic(sm, dtype, n))
             plan = plan_of(2**22 // n, n, dtype, sm, exclusive=True).launch
-            assert resource_usage(compile_cubin(plan.source, plan.expression, sm)[0])["STACK"] == 0
+            assert spills_nothing(plan, sm)
 
 
-def test_it_declines_what_it_cannot_take():
-    def why(x: torch.Tensor, sm: int = 90) -> str:
-        with pytest.raises(Declined) as declined, compiling_for(sm, lambda *kernel: None):
-            FORWARD.kernel("cuda").of((x,), scan, -1, False, False, x.dtype)
-        return str(declined.value)
-
-    assert "16 bytes" in why(torch.empty(4, 1001, device="meta")) and "sm_90" in why(torch.empty(1, 2**15), 80)
+REFUSED = [bad(plan_of, Declined, "16 bytes", 4, 1001, FP32), bad(plan_of, Declined, "sm_90", 1, 2**15, FP32, 80)]
 
 
 def test_the_public_function_takes_it(monkeypatch):

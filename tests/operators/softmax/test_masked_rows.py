@@ -7,19 +7,19 @@ import functools
 import cuda_as_cpp
 import pytest
 import torch
-from cuda_on_cpu import FRAME, Suite, difference, frame_is_whole, framed, job, tensor_of
+from cuda_on_cpu import BF16, FP16, FP32, FRAME, Launched, Suite, difference, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
+from sass import spills_nothing
+from tensors import meta
 
 from weft import ops
-from weft.bench.compile_check import resource_usage
 from weft.definition import Declined
-from weft.operators.cuda import CudaPlan, compile_cubin
+from weft.operators.cuda import CudaPlan
 from weft.operators.launch import compiling_for
 from weft.operators.softmax import dispatch
 from weft.operators.softmax.causal_softmax import hidden
 from weft.operators.softmax.dispatch import ADDITIVE, BOOLEAN, CAUSAL, MASKED_BACKWARD, MASKED_FORWARD, NONE
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 INF = float("inf")
 FORWARD, BACKWARD = MASKED_FORWARD.kernel("cuda"), MASKED_BACKWARD.kernel("cuda")
 SOURCE = dispatch.FOLDER / "masked_rows.cu"
@@ -63,7 +63,6 @@ CASES = {
     "backward, wild": Case(FP16, (1, 2, 30, 16), each=8, wild=True, backward=True),
 }
 
-# Mistakes: a case that shows them, text of the kernel, and what replaces it.
 MISTAKES = {
     "sees one more": ("causal, a warp", "int(row % S) + 1 +", "int(row % S) + 2 +"),
     "the row of all matrices": ("causal, two warps", "int(row % S)", "int(row)"),
@@ -94,26 +93,14 @@ MISTAKES = {
     "the sum left out": ("backward, two warps", "(g[i] - sum);", "g[i];"),
 }  # fmt: skip
 
-FORWARD_CPP = """
-char *const out = static_cast<char *>(job.buffers[4]) + 64;
-const Any x{job.buffers[0]}, mask{job.buffers[1]}, y{out};
-const i64 *s = job.shape;
-job.run([&] { KERNEL(x, mask, y, s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8], s[9], job.factors[0]); });
-"""
-BACKWARD_CPP = """
-char *const out = static_cast<char *>(job.buffers[4]) + 64;
-const Any x{job.buffers[0]}, dy{job.buffers[1]}, dx{out};
-const i64 *s = job.shape;
-job.run([&] { KERNEL(x, dy, dx, s[0], s[1], s[2], s[3], s[4], s[5], job.factors[0]); });
+
+class Rows(Launched):
+    cpp = """
+const Any x{job.buffers[0]}, second{job.buffers[1]}, out{static_cast<char *>(job.buffers[4]) + 64};
+job.run([&] { KERNEL(x, second, out, SCALARS); });
 """
 
-
-class Rows:
-    """The tensors of a case, and the launch that a call computes."""
-
-    def __init__(self, case: Case, seed: int = 0):
-        self.case, self.seed = case, seed
-        g = torch.Generator().manual_seed(seed)
+    def planned(self, case: Case, g: torch.Generator) -> CudaPlan:
         *front, s, t = case.shape
 
         def rows(times: float = 1.0) -> torch.Tensor:
@@ -138,18 +125,16 @@ class Rows:
                 self.dy[..., -1, -1], self.dy[..., 2, 0] = torch.nan, INF
         config = {"THREADS": case.threads, "EACH": case.each, "SHARE": case.share}
         self.second = self.dy if case.backward else self.x if self.mask is None else self.mask
+        result = torch.empty_like(self.x)
+        self.result = result.as_strided(result.shape, result.stride())
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
             patch.setattr(dispatch, "BLOCKS_PER_SM", 1)
             patch.setattr(dispatch, "multiprocessors", lambda device: 1)
             for configuration in CONFIGURATIONS:
                 patch.setattr(configuration, "trial", config)
             if case.backward:
-                self.plan = BACKWARD.of((self.x, self.dy), case.scale, True)
-            else:
-                self.plan = FORWARD.of((self.x, self.second), case.scale, case.kind)
-        self.launch = (BACKWARD_CPP if case.backward else FORWARD_CPP).replace("KERNEL", self.plan.expression)
-        result = torch.empty_like(self.x)
-        self.result = result.as_strided(result.shape, result.stride())
+                return BACKWARD.of((self.x, self.dy), case.scale, True)
+            return FORWARD.of((self.x, self.second), case.scale, case.kind)
 
     def job(self) -> bytes:
         buffers = {0: self.x, 1: self.second, 4: framed(self.result.untyped_storage().nbytes())}
@@ -166,7 +151,6 @@ class Rows:
         return torch.softmax(scores, -1)
 
     def what_is_wrong(self, found: bytes) -> str:
-        """An empty string, or where the result is further off than rounding allows."""
         if not frame_is_whole(found):
             return "something is written beside the result"
         stored = tensor_of(found[FRAME:-FRAME], self.x.dtype)
@@ -184,10 +168,6 @@ class Rows:
 
 
 SUITES = {"masked_rows.cu": Suite(cuda_as_cpp.whole(SOURCE), Rows, CASES, MISTAKES)}
-
-
-def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def plan_of(x: torch.Tensor, kind: str, mask: tuple[int, ...] = ()) -> CudaPlan:
@@ -210,7 +190,7 @@ def test_nothing_is_spilled(dtype):
                 patch.setattr(configuration, "trial", c)
                 plan = plan_of(meta(1, 2**14, 2, n, dtype=dtype), kind, (2, n) if mask else ())
                 assert backward or plan.expression.endswith(f", {c['SHARE']}>")
-                assert resource_usage(compile_cubin(plan.source, plan.expression, 90)[0])["STACK"] == 0, c
+                assert spills_nothing(plan), c
 
 
 @pytest.mark.parametrize("dtype", [FP32, BF16])

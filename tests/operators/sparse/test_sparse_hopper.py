@@ -7,16 +7,15 @@ from dataclasses import dataclass
 import pytest
 import torch
 from cuda_as_cpp import whole
-from cuda_on_cpu import Suite, further_off_than_rounding, job, tensor_of
+from cuda_on_cpu import BF16, FP16, Suite, further_off_than_rounding, job, tensor_of
 from emulated import *  # noqa: F403
 from hopper_on_cpu import packed_maps
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from sass import sass
 
 from weft.definition import Declined
 from weft.operators.launch import compiling_for
 from weft.operators.sparse import sparse_2_4_matmul, sparse_hopper
-
-BF16, FP16 = torch.bfloat16, torch.float16
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,6 @@ CASES = {
 
 PLAIN, CROWDED = CASES["T, 128 x 64, clusters of 1"], CASES["5 stages, T"]
 PAIR = CASES["N, 128 x 128, clusters of 2"]
-# Mistakes: a case, what stands in the kernel's files, what is written instead, in pairs. Each must be noticed with some seed.
 MISTAKES = {
     "the upper row's places for the lower": (PLAIN, "lane % 2 ? 0x3276 : 0x5410", "lane % 2 ? 0x7632 : 0x5410"),
     "places not exchanged": (PLAIN, "__byte_perm(own, other, lane % 2 ? 0x3276 : 0x5410)", "own"),
@@ -171,8 +169,8 @@ def operands(m=128, k=256, n=64, dtype=BF16):
     return values, metadata, torch.empty(k, n, dtype=dtype, device="meta")
 
 
-def plan(*given):
-    with compiling_for(90, lambda *kernel: None):
+def plan(*given, sm=90):
+    with compiling_for(sm, lambda *kernel: None):
         return sparse_hopper.SparseHopperPlan(*given)
 
 
@@ -194,27 +192,17 @@ def test_every_form_has_places_for_values_and_fits():
         assert 16 * c["STAGES"] <= sparse_hopper.BARRIERS
 
 
-@pytest.mark.parametrize(
-    "words, sizes, change",
-    [
-        ("144 columns of a", {"k": 144}, None),
-        ("0 columns of a", {"k": 0}, None),
-        ("rows of 60 elements", {"n": 60}, None),
-        ("torch.float32", {"dtype": torch.float32}, None),
-        ("'b' has no contiguous dimension", {}, lambda v, at, b: (v, at, b.as_strided((256, 64), (256, 2)))),
-        ("'b' has rows that do not begin", {}, lambda v, at, b: (v, at, b.as_strided((256, 64), (68, 1)))),
-        ("two of bfloat16", {}, lambda v, at, b: (v.half(), at, b)),
-    ],
-)  # fmt: skip
-def test_what_it_does_not_take_is_declined_in_words(words, sizes, change):
-    given = operands(**sizes)
-    with pytest.raises(Declined, match=words):
-        plan(*(change(*given) if change else given))
-
-
-def test_it_is_of_one_architecture():
-    with compiling_for(100, lambda *kernel: None), pytest.raises(Declined, match="sm_100"):
-        sparse_hopper.SparseHopperPlan(*operands())
+VALUES, METADATA, DENSE = operands()
+REFUSED = [
+    bad(plan, Declined, "144 columns of a", *operands(k=144)),
+    bad(plan, Declined, "0 columns of a", *operands(k=0)),
+    bad(plan, Declined, "rows of 60 elements", *operands(n=60)),
+    bad(plan, Declined, "torch.float32", *operands(dtype=torch.float32)),
+    bad(plan, Declined, "'b' has no contiguous dimension", VALUES, METADATA, DENSE.as_strided((256, 64), (256, 2))),
+    bad(plan, Declined, "'b' has rows that do not begin", VALUES, METADATA, DENSE.as_strided((256, 64), (68, 1))),
+    bad(plan, Declined, "two of bfloat16", VALUES.half(), METADATA, DENSE),
+    bad(plan, Declined, "sm_100", *operands(), sm=100),
+]
 
 
 def test_it_is_chosen_where_it_takes_the_operands(monkeypatch):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
+from tensors import random
 from where import DEVICE
 
 from weft import ops
@@ -15,17 +16,13 @@ pytestmark = pytest.mark.device
 by_triton = transpose.find("triton").function
 
 
-def drawn(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator(DEVICE).manual_seed(0), device=DEVICE)
-
-
 def test_twice_is_the_same_and_the_result_is_new_memory():
     for shape in ((37, 70), (3, 20, 33), (2, 3, 9, 5)):
-        x = drawn(*shape)
+        x = random(*shape)
         y = ops.transpose(x)
         assert y.is_contiguous() and y.equal(x.mT)
         assert ops.transpose(y).equal(x)
-    x = drawn(4, 8).mT  # x.mT is contiguous already: still not a view
+    x = random(4, 8).mT  # x.mT is contiguous already: still not a view
     assert ops.transpose(x).data_ptr() != x.data_ptr()
 
 
@@ -36,7 +33,7 @@ def test_any_order_of_tiles_moves_each_once(monkeypatch, r, c, group, diagonal):
     config = {"R": r, "C": c, "num_warps": 4, "GROUP": group, "DIAGONAL": diagonal}
     monkeypatch.setattr(dispatch.tiles_configuration, "trial", config)
     for shape in ((80, 97), (2, 33, 48), (16, 130)):
-        x = drawn(*shape)
+        x = random(*shape)
         with PoisonedEmpty():
             assert FORWARD.kernel("triton").of((x,)).grid
             assert by_triton(x).equal(x.mT)
@@ -44,7 +41,7 @@ def test_any_order_of_tiles_moves_each_once(monkeypatch, r, c, group, diagonal):
 
 def test_the_keys_of_attention_are_read_in_place():
     """[batch, head, length, dim] seen in [batch, length, head, dim]: two batch strides that do not collapse."""
-    x = drawn(2, 20, 3, 8).transpose(1, 2)
+    x = random(2, 20, 3, 8).transpose(1, 2)
     m = matrices_of(x)
     assert m is not None and (m.B0, m.B1, m.M, m.N) == (2, 3, 20, 8)
     assert ops.explain("transpose", x).implementation == "triton" or DEVICE == "cuda"
@@ -52,7 +49,7 @@ def test_the_keys_of_attention_are_read_in_place():
 
 
 def test_more_batch_strides_than_two_are_handed_over():
-    x = drawn(2, 2, 20, 2, 8).transpose(1, 3)[:, :, ::2]
+    x = random(2, 2, 20, 2, 8).transpose(1, 3)[:, :, ::2]
     assert matrices_of(x) is None
     choice = ops.explain("transpose", x)
     assert choice.implementation == "torch" and "collapse" in choice.reason
@@ -80,7 +77,7 @@ def test_candidates_fill_lines():
 
 
 def test_gradients_of_expanded_and_of_strided_gradients():
-    x = drawn(33, 40).requires_grad_()
+    x = random(33, 40).requires_grad_()
     for made in (ops.transpose, by_triton):
         (dx,) = torch.autograd.grad(made(x).sum(), x)  # an expanded gradient
         assert dx.equal(torch.ones_like(x))
@@ -104,13 +101,13 @@ REFUSED = [
 
 
 def test_either_order_of_the_last_two_axes():
-    x = drawn(2, 5, 7)
+    x = random(2, 5, 7)
     for dims in ((1, 2), (2, 1), (-1, -2), (-2, 2)):
         assert ops.transpose(x, *dims).equal(x.mT)
 
 
 def test_explain_says_which_kernel_and_which_for_the_gradient():
-    x = drawn(40, 50)
+    x = random(40, 50)
     for direction in ("forward", "backward"):
         assert ops.explain("transpose", x, direction=direction).implementation == "triton"
     assert "plain copy" in ops.explain("transpose", x.mT, direction="forward").reason

@@ -7,18 +7,17 @@ from dataclasses import dataclass
 import pytest
 import torch
 from cuda_as_cpp import whole
-from cuda_on_cpu import FRAME, Suite, bytes_of, frame_is_whole, framed, job, tensor_of
+from cuda_on_cpu import BF16, FP32, FRAME, Launched, Suite, bytes_of, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
+from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from sass import names, parts, sass
 
 from weft import ops
 from weft.definition import ARCHITECTURES, Declined
-from weft.operators.cuda import compile_cubin
+from weft.operators.cuda import CudaPlan, compile_cubin
 from weft.operators.launch import compiling_for
 from weft.operators.transpose import dispatch
 from weft.operators.transpose.dispatch import FORWARD, WINDOWS, TransposeCall, windows_plan
-
-BF16, FP32 = torch.bfloat16, torch.float32
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,6 @@ CASES = {
     "fp32, as chosen": Case(263, 133, FP32, tile=(128, 64, 256)),
 }
 
-# Mistakes: a case, a text in windows.cu, its replacement.
 MISTAKES = {
     "windows begin with tiles": ("both odd", "const int before = int(u32(y_row) % 32);", "const int before = 0;"),
     "the row above": ("both odd", "(SECTOR<T> - 1 + v * K<T>) * PITCH", "(SECTOR<T> - 2 + v * K<T>) * PITCH"),
@@ -90,13 +88,6 @@ MISTAKES = {
     "pairs assumed on words": ("off by one", "const int odd = origin / SIZE % PAIR;", "const int odd = 0;"),
 }  # fmt: skip
 
-LAUNCH = """
-low = u64(job.buffers[0]) + job.scales[1], high = low + u64(job.factors[0]);
-const Any x{reinterpret_cast<void *>(low)}, y{static_cast<char *>(job.buffers[4]) + u64(job.factors[1])};
-const u32 bands = job.scales[0], tiles_n = job.shape[6], group = job.shape[7];
-const i64 *s = job.shape;
-job.run([&] { KERNEL(x, y, s[0], s[1], s[2], s[3], s[4], s[5], tiles_n, group, bands); });
-"""
 BOUNDS = """static u64 low, high;
 inline void read(u64 p, int bytes) {
   if (p < low || p + bytes > high || p % bytes) fail("a read outside x, or misaligned");
@@ -104,12 +95,14 @@ inline void read(u64 p, int bytes) {
 """
 
 
-class Tensors:
-    """The tensors of a case, and its plan."""
+class Tensors(Launched):
+    cpp = """
+low = u64(job.buffers[0]) + job.scales[0], high = low + u64(job.factors[0]);
+const Any x{reinterpret_cast<void *>(low)}, y{static_cast<char *>(job.buffers[4]) + u64(job.factors[1])};
+job.run([&] { KERNEL(x, y, SCALARS); });
+"""
 
-    def __init__(self, case: Case, seed: int = 0):
-        self.case, self.seed = case, seed
-        g = torch.Generator().manual_seed(seed)
+    def planned(self, case: Case, g: torch.Generator) -> CudaPlan:
         m, n, b, h = case.m, case.n, case.batch or 1, case.heads or 1
         bits = torch.int16 if case.dtype.itemsize == 2 else torch.int32
         memory = torch.randint(-(2**14), 2**14, (b * h * m * (n + 3) + 1,), generator=g).to(bits)
@@ -126,8 +119,7 @@ class Tensors:
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
             trial = {"R": r, "C": c, "THREADS": threads, "GROUP": case.group}
             patch.setattr(dispatch.windows_configuration, "trial", trial)
-            self.plan = windows_plan(TransposeCall(self.x))
-        self.launch = LAUNCH.replace("KERNEL", self.plan.expression)
+            return windows_plan(TransposeCall(self.x))
 
     def job(self) -> bytes:
         size = self.case.dtype.itemsize
@@ -135,12 +127,9 @@ class Tensors:
         span = (sum((n - 1) * s for n, s in zip(self.x.shape, self.x.stride(), strict=True)) + 1) * size
         memory = bytes_of(self.x)[: begin + span]  # behind the last element lies a page that may not be touched
         buffers = {0: memory, 4: framed(self.x.numel() * size + 32)}
-        *shape, bands = (s.value for s in self.plan.scalars)
-        more = {"scales": (bands, begin), "factors": (span, FRAME + self.case.y_at)}
-        return job(self.plan, self.seed, buffers, shape=shape, **more)
+        return job(self.plan, self.seed, buffers, scales=(begin,), factors=(span, FRAME + self.case.y_at))
 
     def what_is_wrong(self, found: bytes) -> str:
-        """An empty string, or which element differs."""
         want = self.bits.transpose(-1, -2).contiguous()
         begin, end = FRAME + self.case.y_at, FRAME + self.case.y_at + want.nbytes
         if not frame_is_whole(found, begin, end):
@@ -216,14 +205,10 @@ def test_every_candidate_compiles(sm, dtype):
         assert compile_cubin(WINDOWS, plan.expression, sm)[0]
 
 
-def test_it_declines_what_it_leaves_out():
-    def why(x):
-        with pytest.raises(Declined) as declined:
-            FORWARD.kernel("cuda").of((x,))
-        return str(declined.value)
-
-    assert "columns 2 elements apart" in why(torch.empty(8, 20)[:, ::2])
-    assert "collapse" in why(torch.empty(2, 2, 20, 2, 8).transpose(1, 3)[:, :, ::2])
+REFUSED = [
+    bad(FORWARD.kernel("cuda").of, Declined, "columns 2 elements apart", (torch.empty(8, 20)[:, ::2],)),
+    bad(FORWARD.kernel("cuda").of, Declined, "collapse", (torch.empty(2, 2, 20, 2, 8).transpose(1, 3)[:, :, ::2],)),
+]
 
 
 def test_rows_on_16_bytes_go_by_vectors():
