@@ -175,6 +175,12 @@ def write(tmp_path):
 
 
 @pytest.fixture
+def on_nodes(write):
+    """Writes a trace, and gives the words of a command that reads it."""
+    return lambda text, nodes="1x8": (write("t.csv", text), "--format", "csv", "--nodes", nodes)
+
+
+@pytest.fixture
 def tools(tmp_path):
     """Makes shell scripts, of which names have _ for -, and returns a PATH that has them first."""
 

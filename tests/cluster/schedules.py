@@ -95,6 +95,11 @@ def waited_for(result, reason: str):
     return result.waited[:, list(REASONS).index(reason)]
 
 
+def waits(result, j: int) -> dict[str, float]:
+    """What job j waited for, without the zeros."""
+    return {reason: seconds for reason, seconds in zip(REASONS, result.waited[j].tolist(), strict=True) if seconds}
+
+
 def held_over_time(result):
     """Moments [M], and the thousandths of GPUs that each tenant holds from each of them on [M, T]."""
     jobs, ran = result.jobs, np.flatnonzero(result.ran & (result.jobs.duration > 0))

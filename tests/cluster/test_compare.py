@@ -32,20 +32,19 @@ def test_compare_ranks_policies(weft, usual):
     assert found["policies"][1]["matters"] == {"seeds": None, "ties": None, "same second": None}
 
 
-def test_priorities_are_compared_where_there_are_any(weft, usual, tmp_path):
+def test_priorities_are_compared_where_there_are_any(weft, usual, on_nodes):
     code, out, err = weft("compare", *usual, "--processes", 1)
     assert code == 0 and "priority" not in out and "the order priority, which is fifo then, is left out" in err
-    (tmp_path / "p.csv").write_text("submit,duration,gpus,priority\n0,1,8,0\n0,2,8,1\n")
-    code, out, err = weft("compare", tmp_path / "p.csv", *usual[1:], "--processes", 1)
+    code, out, err = weft("compare", *on_nodes("submit,duration,gpus,priority\n0,1,8,0\n0,2,8,1\n"), "--processes", 1)
     assert code == 0 and "priority:best" in out and "left out" not in err
     assert "priority:best" in weft("compare", *usual, "--policy", "priority:best")[1]
 
 
-def test_compare_prints_80_columns(weft, tmp_path):
+def test_compare_prints_80_columns(weft, on_nodes, tmp_path):
     jobs = random_jobs(300)
     columns = zip(jobs.submit, jobs.duration, jobs.gpus, strict=True)
-    (tmp_path / "t.csv").write_text("submit,duration,gpus\n" + "".join(f"{s},{d},{g}\n" for s, d, g in columns))
-    words = ("compare", tmp_path / "t.csv", "--format", "csv", "--nodes", "3x8", "--processes", "1", "--seeds", "3")
+    text = "submit,duration,gpus\n" + "".join(f"{s},{d},{g}\n" for s, d, g in columns)
+    words = ("compare", *on_nodes(text, "3x8"), "--processes", "1", "--seeds", "3")
     code, out, err = weft(
         *words, "--ties", "lowest,highest,random", "--shuffle-same-second", "--pictures", tmp_path / "page.html",
         "--policy", "priority-skip:consolidate:random", "--policy", "fifo:worst",
@@ -110,9 +109,8 @@ def test_policies_are_ranked_by_any_metric(metric, most_first):
     assert measured == values[0]
 
 
-def test_what_one_policy_cannot_do_costs_the_others_nothing(weft, tmp_path):
-    (tmp_path / "t.csv").write_text("submit,duration,gpus,milli\n0,5,1,500\n")
-    words = ("compare", tmp_path / "t.csv", "--format", "csv", "--nodes", "1x8", "--processes", "1")
+def test_what_one_policy_cannot_do_costs_the_others_nothing(weft, on_nodes):
+    words = ("compare", *on_nodes("submit,duration,gpus,milli\n0,5,1,500\n"), "--processes", "1")
     code, out, _ = weft(*words, "--policy", "fifo:counted", "--policy", "fifo:best")
     flat = " ".join(out.split())
     assert code == 1 and "1 policy by jct.mean" in flat and "FAILED fifo:counted: placement 'counted' has no" in flat

@@ -59,14 +59,19 @@ def test_pieces_are_what_jobs_requested(result):
     assert (given == np.where(runs, result.jobs.gpus, 0)).all()
 
 
+def owned_by(held, runs) -> list[set[int]]:
+    """The lanes of each piece."""
+    owned = [set() for _ in range(len(held))]
+    for piece, first, count in zip(runs.piece, runs.first, runs.count, strict=True):
+        owned[piece] |= set(range(first, first + count))
+    return owned
+
+
 @LONGEST
 @given(results())
 def test_no_gpu_is_held_twice_and_the_lowest_free_ones_are_taken(result):
     held, capacity = allocations.of(result), result.cluster.gpus
-    runs = lanes(held, capacity)
-    owned = [set() for _ in range(len(held))]
-    for piece, first, count in zip(runs.piece, runs.first, runs.count, strict=True):
-        owned[piece] |= set(range(first, first + count))
+    owned = owned_by(held, lanes(held, capacity))
     for p in range(len(held)):
         assert len(owned[p]) == held.gpus[p] and max(owned[p]) < capacity[held.node[p]]
         beside = [q for q in range(len(held)) if held.node[q] == held.node[p]]
@@ -93,9 +98,7 @@ def test_shares_lie_on_their_gpus_and_never_on_each_other(seed):
     held = allocations.of(result)
     runs = lanes(held, result.cluster.gpus)
     assert runs.unit == 1000 and held.milli.tolist() == (held.gpus * jobs.milli[held.job]).tolist()
-    owned = [set() for _ in range(len(held))]
-    for piece, first, many in zip(runs.piece, runs.first, runs.count, strict=True):
-        owned[piece] |= set(range(first, first + many))
+    owned = owned_by(held, runs)
     for p in range(len(held)):
         each = int(jobs.milli[held.job[p]])
         counted = dict(zip(*np.unique(np.array(sorted(owned[p])) // 1000, return_counts=True), strict=True))

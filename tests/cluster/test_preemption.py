@@ -157,12 +157,10 @@ def test_until_a_time_it_is_the_same_run(order):
     assert half.waited[half.stops > 0].min(initial=0) >= 0
 
 
-def test_a_saved_run_has_its_stretches(weft, tmp_path):
+def test_a_saved_run_has_its_stretches(weft, on_nodes, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
-    rows = "id,submit,duration,gpus\na,0,20,8\nb,5,5,4\n"
-    (tmp_path / "t.csv").write_text(rows)
-    words = "--format csv --nodes 1x8 --order srtf --restart-cost 2 --json --save"
-    code, out, _ = weft(tmp_path / "t.csv", *words.split(), tmp_path / "run")
+    words = on_nodes("id,submit,duration,gpus\na,0,20,8\nb,5,5,4\n")
+    code, out, _ = weft(*words, "--order", "srtf", "--restart-cost", 2, "--json", "--save", tmp_path / "run")
     assert code == 0
     found = json.loads(out)
     assert (found["preemptions"], found["lost_gpu_s"], found["restart_s"]) == (1, 16, 2)

@@ -114,13 +114,12 @@ def test_a_mistake_leaves_no_folder(weft, file, tmp_path):
     assert code == 2 and not (tmp_path / "a").exists()
 
 
-def test_a_full_disk_costs_the_files_and_not_the_result(weft, tmp_path):
-    (tmp_path / "t.csv").write_text("submit,duration,gpus\n" + "".join(f"{i},{i * 7 % 97},1\n" for i in range(20_000)))
+def test_a_full_disk_costs_the_files_and_not_the_result(weft, on_nodes, tmp_path):
+    words = on_nodes("submit,duration,gpus\n" + "".join(f"{i},{i * 7 % 97},1\n" for i in range(20_000)), "4x8")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     ours = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # no file grows beyond that
     try:
-        words = (tmp_path / "t.csv", "--format", "csv", "--nodes", "4x8")
         code, out, err = weft(*words, "--save", tmp_path / "new" / "run")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -68,16 +68,14 @@ def test_how_local_gangs_were_is_printed(weft, tmp_path):
     assert "gang" not in weft(tmp_path / "t.csv", "--format", "csv", "--nodes", "1x32")[1]
 
 
-def test_a_preempted_gang_is_not_counted_as_two(weft, tmp_path):
-    (tmp_path / "t.csv").write_text("submit,duration,gpus,priority\n0,100,16,0\n10,20,1,1\n")
-    words = tmp_path / "t.csv", "--format", "csv", "--nodes", "2x8", "--order", "priority-preemptive"
-    out = weft(*words)[1]
+def test_a_preempted_gang_is_not_counted_as_two(weft, on_nodes):
+    words = on_nodes("submit,duration,gpus,priority\n0,100,16,0\n10,20,1,1\n", "2x8")
+    out = weft(*words, "--order", "priority-preemptive")[1]
     assert "jobs were preempted 1 time;" in out and "2 starts of gangs over several nodes: 100.0% in one rack" in out
 
 
-def test_no_job_at_all_that_could_run_is_a_failure(weft, tmp_path):
-    (tmp_path / "t.csv").write_text("submit,duration,gpus\n0,5,99\n1,5,98\n")
-    words = (tmp_path / "t.csv", "--format", "csv", "--nodes", "1x8")
+def test_no_job_at_all_that_could_run_is_a_failure(weft, on_nodes):
+    words = on_nodes("submit,duration,gpus\n0,5,99\n1,5,98\n")
     code, out, _ = weft(*words)
     assert code == 1 and "no job could run on this cluster" in out
     code, out, _ = weft(*words, "--json")
@@ -96,9 +94,8 @@ def test_memory_that_does_not_suffice_is_one_line(weft, usual, monkeypatch):
     assert weft(*usual) == (1, "", "weft: not enough memory: Unable to allocate 745. GiB")
 
 
-def test_warnings_about_a_trace_are_printed(weft, tmp_path):
-    (tmp_path / "t.csv").write_text("submit,duration,gpus,prioritys\n0,5,1,7\n")
-    words = (tmp_path / "t.csv", "--format", "csv", "--nodes", "1x8")
+def test_warnings_about_a_trace_are_printed(weft, on_nodes, tmp_path):
+    words = on_nodes("submit,duration,gpus,prioritys\n0,5,1,7\n")
     told = "columns of the trace that are not read: prioritys (did you mean 'priority'?)"
     assert told in weft(*words)[1] and json.loads(weft(*words, "--json")[1])["warnings"] == [told]
     assert told in weft("compare", *words, "--policy", "fifo:best", "--processes", "1")[1]
@@ -109,15 +106,14 @@ def test_warnings_about_a_trace_are_printed(weft, tmp_path):
 LONG = "so-long-a-name-that-nobody-can-read-it-in-a-table-of-eighty-columns"
 
 
-def test_long_names_are_shortened_where_they_stay_apart(weft, tmp_path):
+def test_long_names_are_shortened_where_they_stay_apart(weft, on_nodes, tmp_path):
     names = [f"{LONG}-{k}" for k in "ab"] + [f"begin-{LONG}-{k}-{LONG}" for k in "cd"]
     rows = "".join(f"{k},{10**9 * k},8,{name},{name}\n" for k, name in enumerate(names))
-    (tmp_path / "t.csv").write_text(f"submit,duration,gpus,tenant,id\n{rows}0,1,99,x,{LONG}\n")
     (tmp_path / LONG).mkdir()
     order = tmp_path / LONG / "mine.py"
     text = "from weft.cluster.order import Order\nORDER = Order('k', lambda jobs: (-jobs.gpus,), 'of a test')"
     order.write_text(text)
-    words = (tmp_path / "t.csv", "--format", "csv", "--nodes", "1x8")
+    words = on_nodes(f"submit,duration,gpus,tenant,id\n{rows}0,1,99,x,{LONG}\n")
     code, out, _ = weft(*words, "--order", order)
     assert code == 0 and max(map(len, out.splitlines())) <= 80 and str(tmp_path) not in out
     assert out.startswith("mine.py, best (ties: lowest)") and "unvalidated: order mine.py;" in out
@@ -129,9 +125,8 @@ def test_long_names_are_shortened_where_they_stay_apart(weft, tmp_path):
     assert code == 0 and max(map(len, out.splitlines())) <= 80 and str(tmp_path) not in out and "mine.py:best" in out
 
 
-def test_names_are_printed_as_they_are(weft, tmp_path):
-    (tmp_path / "t.csv").write_text("submit,duration,gpus,tenant\n0,5,1,[/b]\n1,5,1,a\x1b[2J\n2,5,1,[bold]\n", "utf-8")
-    code, out, _ = weft(tmp_path / "t.csv", "--format", "csv", "--nodes", "1x1")
+def test_names_are_printed_as_they_are(weft, on_nodes):
+    code, out, _ = weft(*on_nodes("submit,duration,gpus,tenant\n0,5,1,[/b]\n1,5,1,a\x1b[2J\n2,5,1,[bold]\n", "1x1"))
     assert code == 0 and "[/b]" in out and "[bold]" in out and "\x1b" not in out
 
 
@@ -140,9 +135,8 @@ def test_names_are_printed_as_they_are(weft, tmp_path):
     ("0,1e300,1", "duration of job 0 (row 0) is 1e+300; expected seconds"),
     ("0,1," + "1" * 200_000, "t.csv:2: field larger than field limit"),
 ])  # fmt: skip
-def test_what_is_no_time_or_no_cell_is_refused(weft, tmp_path, row, words):
-    (tmp_path / "t.csv").write_text(f"submit,duration,gpus\n{row}\n")
-    code, _, err = weft(tmp_path / "t.csv", "--format", "csv", "--nodes", "1x1")
+def test_what_is_no_time_or_no_cell_is_refused(weft, on_nodes, row, words):
+    code, _, err = weft(*on_nodes(f"submit,duration,gpus\n{row}\n"))
     assert code == 2 and words in " ".join(err.split())
 
 

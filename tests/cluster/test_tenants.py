@@ -6,19 +6,13 @@ import numpy as np
 import pytest
 from random_traces import random_jobs
 from sample_traces import TRACES, with_traces
-from schedules import both, held_over_time, jobs_of
+from schedules import both, held_over_time, jobs_of, waits
 
 from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, compare, simulate, trace
 from weft.cluster.orders import ORDERS
 from weft.cluster.quota import Quota
-from weft.cluster.result import REASONS
 
 SHARED = [name for name, order in ORDERS.items() if order.share]
-
-
-def waits(result, j: int) -> dict[str, float]:
-    """What job j waited for, without the zeros."""
-    return {reason: seconds for reason, seconds in zip(REASONS, result.waited[j].tolist(), strict=True) if seconds}
 
 
 def test_the_example_of_the_drf_paper():
@@ -114,15 +108,17 @@ def test_a_job_that_a_quota_can_never_admit_is_reported():
         sim.add_job("x", gpus=5, tenant="a")
 
 
+def waiting(seed: int, count: int, gpus: list[int], tenants: tuple[str, ...]) -> Jobs:
+    """Random jobs that are all submitted at 0 s."""
+    g = np.random.default_rng(seed)
+    columns = np.zeros(count), g.exponential(10, count), g.choice(gpus, count)
+    return Jobs(*columns, tenant=g.integers(0, len(tenants), count), tenants=tenants)
+
+
 @pytest.mark.parametrize("order", [f"{name}{mode}" for name in SHARED for mode in ("", "-skip")])
 def test_two_tenants_with_work_hold_gpus_as_their_weights(order):
     """Single GPUs: while both have jobs that wait, they hold 20 and 10 of 30 at all times."""
-    g = np.random.default_rng(1)
-    count = 3000
-    jobs = Jobs(
-        submit=np.zeros(count), duration=g.exponential(10, count), gpus=np.ones(count, int),
-        tenant=g.integers(0, 2, count), tenants=("heavy", "light"),
-    )  # fmt: skip
+    jobs = waiting(1, 3000, [1], ("heavy", "light"))
     result = simulate(jobs, Cluster.parse("3x10"), order, weights={"heavy": 2.0})
     moments, held = held_over_time(result)
     busy = moments < min(result.start[jobs.tenant == t].max() for t in (0, 1))
@@ -131,12 +127,7 @@ def test_two_tenants_with_work_hold_gpus_as_their_weights(order):
 
 def test_shares_of_large_jobs_tend_to_their_weights():
     """Gangs of other sizes: within a few per cent over time."""
-    g = np.random.default_rng(2)
-    count = 20_000
-    jobs = Jobs(
-        submit=np.zeros(count), duration=g.exponential(10, count), gpus=g.choice([1, 2, 4], count),
-        tenant=g.integers(0, 3, count), tenants=("a", "b", "c"),
-    )  # fmt: skip
+    jobs = waiting(2, 20_000, [1, 2, 4], ("a", "b", "c"))
     result = simulate(jobs, Cluster.parse("200x4"), "fair-share", "counted", weights={"a": 3.0, "b": 2.0})
     moments, held = held_over_time(result)
     last = min(result.start[jobs.tenant == t].max() for t in range(3))

@@ -1,15 +1,15 @@
 """Racks and NVLink domains: where gangs go, what they wait for, and how near to each other they were."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 from random_traces import TOPOLOGY as PLACEMENTS
-from schedules import both
+from schedules import both, waits
 
 from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, cluster_file, reference, simulate
 from weft.cluster.metrics import locality
-from weft.cluster.result import REASONS
 
 
 def jobs_of(*asked, submit=(), duration=(), **more) -> Jobs:
@@ -48,15 +48,13 @@ def test_groups_are_cut_into_racks_and_domains():
     ({"rack_nodes": 2, "nvlink_domain": "d"}, "'d' is in racks 'node-rack-0' and 'node-rack-1'; expected one"),
 ])  # fmt: skip
 def test_an_invalid_group_is_refused(tmp_path, group, words):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(words)):
         Cluster.of([NodeGroup(4, **group)])
-    assert words in str(caught.value)
     pytest.importorskip("yaml")
     path = tmp_path / "c.yaml"
     path.write_text("nodes:\n- count: 4\n" + "".join(f"  {key}: {value}\n" for key, value in group.items()))
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=re.escape(str(path))):
         cluster_file.load(path)
-    assert str(path) in str(caught.value)
 
 
 def test_racks_in_a_cluster_file(tmp_path):
@@ -152,9 +150,7 @@ def test_a_gang_waits_for_a_rack():
     cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
     jobs = jobs_of(8, 8, 8, 16, submit=[0.0, 0.0, 0.0, 1.0], duration=[20.0, 2.0, 5.0, 3.0])
     assert placed(jobs, cluster, "topology-required", "fifo") == [[0], [1], [2], [2, 3]]
-    result = simulate(jobs, cluster, "fifo", "topology-required")
-    waited = dict(zip(REASONS, result.waited[3], strict=True))
-    assert waited == {**dict.fromkeys(REASONS, 0.0), "capacity": 1.0, "topology": 3.0}
+    assert waits(simulate(jobs, cluster, "fifo", "topology-required"), 3) == {"capacity": 1, "topology": 3}
     assert placed(jobs, cluster, "topology", "fifo")[3] == [1, 3]
     assert simulate(jobs, cluster, "fifo", "topology").start[3] == 2
 
@@ -165,9 +161,9 @@ def test_a_gang_of_pods_waits_for_topology_only_where_all_nodes_would_do():
     times = {"submit": [0.0] * 4 + [1.0], "duration": [9.0, 3.0, 5.0, 99.0, 1.0]}
     jobs = jobs_of(5, 5, 5, 5, 16, pods=np.array([0, 0, 0, 0, 4]), **times)
     assert placed(jobs, cluster, "topology-required", "fifo") == [[0], [1], [2], [3], [0, 0, 1, 1]]
-    waited = dict(zip(REASONS, simulate(jobs, cluster, "fifo", "topology-required").waited[4], strict=True))
+    result = simulate(jobs, cluster, "fifo", "topology-required")
     # 12 GPUs are free at first; 17 from 3 s on, in pods of 4 only 2; 22 from 5 s on, in pods 4.
-    assert waited == {**dict.fromkeys(REASONS, 0.0), "capacity": 2.0, "gang": 2.0, "topology": 4.0}
+    assert waits(result, 4) == {"capacity": 2, "gang": 2, "topology": 4}
 
 
 def test_under_easy_backfill_the_head_reserves_a_rack():
