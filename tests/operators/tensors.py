@@ -1,4 +1,7 @@
-"""Tensors for tests of operators: of random numbers, where tests run, and without memory."""
+"""Tensors for tests of operators: of random numbers, where tests run, and without memory; the memory that calls take."""
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from where import DEVICE
@@ -10,3 +13,11 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def with_memory(call: Callable[[], Any]) -> tuple[Any, int]:
+    """What a call on the GPU returns, and the most bytes that it holds beside what is held already."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    return call(), torch.cuda.max_memory_allocated() - before

@@ -46,8 +46,7 @@ def test_gradients_through_a_view(view):
         relu(VIEWS[view](y))
         y.backward(dy)
         found.append((y.detach(), x.grad))
-    for got, want in zip(*found, strict=True):
-        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -86,8 +85,7 @@ def test_gradients_of_any_strides_come_back(name):
         for function in (getattr(ops, name), formula):
             y = function(x, *more).permute(order).contiguous().square().sum()
             found.append(torch.autograd.grad(y, (x, *more)))
-        for got, want in zip(*found, strict=True):
-            torch.testing.assert_close(got, want)
+        torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("shape, strides, shared", [
@@ -123,8 +121,7 @@ def test_rotary_embedding_in_place_refuses_what_lies_together():
             ops.rotary_embedding(*together, *tables, inplace=True)
     with pytest.raises(ValueError, match=r"argument 'k' of shape \(2, 3, 4, 8\) with strides"):
         ops.rotary_embedding(q, k[:, :, :1].expand(-1, -1, 4, -1), *tables, inplace=True)
-    for found, wanted in zip(ops.rotary_embedding(q, k, *tables, inplace=True), expected, strict=True):
-        torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(ops.rotary_embedding(q, k, *tables, inplace=True), expected)
 
 
 @pytest.mark.parametrize("strides", [(0, 1), (3, 1)])

@@ -61,8 +61,7 @@ def test_derivatives_are_those_of_the_reference(op, way):
         with pytest.raises(RuntimeError, match=str(error)[:20]):
             way(of(op.public), points, tangents)
         return
-    for got, right in zip(way(of(op.public), points, tangents), want, strict=True):
-        torch.testing.assert_close(got, right, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(way(of(op.public), points, tangents), want, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("op", [op for op in OPERATORS if turns.has(f"batch {op.name}", 3)], ids=lambda op: op.name)

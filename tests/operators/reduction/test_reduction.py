@@ -120,8 +120,7 @@ def test_the_gradient_has_a_gradient(shape, dim):
         dy = torch.ones_like(y).requires_grad_()
         (dx,) = torch.autograd.grad(y, x, dy, create_graph=True)
         found.append((dx.detach(), *torch.autograd.grad((dx * weight).sum(), dy)))
-    for got, want in zip(*found, strict=True):
-        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(*found)
 
 
 def test_a_gradient_of_an_extremum_may_have_any_strides():
