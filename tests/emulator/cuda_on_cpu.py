@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import cuda_as_cpp
+import pytest
 import torch
 from where import ROOT
+
+from weft.operators.launch import compiling_for
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 HERE = ROOT / "tests/emulator"
@@ -202,10 +205,11 @@ class Launched:
 
     def __init__(self, case: Any, seed: int = 0):
         self.case, self.seed = case, seed
-        self.plan = self.planned(case, torch.Generator().manual_seed(seed))
+        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+            self.plan = self.planned(case, torch.Generator().manual_seed(seed), patch)
 
-    def planned(self, case: Any, g: torch.Generator) -> Any:
-        """Draws the tensors, and plans a call of them."""
+    def planned(self, case: Any, g: torch.Generator, patch: pytest.MonkeyPatch) -> Any:
+        """Draws the tensors, and plans a call of them on sm_90."""
         raise NotImplementedError
 
     @property

@@ -105,8 +105,7 @@ def same_bits(kind, shapes, mesh, placements, **options):
     return ours, optimizer
 
 
-def muon(rank):
-    mesh = init_device_mesh(DEVICE, (2,))
+def muon(rank, mesh):
     half, twice_a_step = (0.3, 0.7), 6
     compare_muon(SHAPES, mesh, [Shard(0)], half, twice_a_step)
     compare_muon(SHAPES[:-1], mesh, [Shard(1)], half, twice_a_step, nesterov=False)
@@ -120,7 +119,7 @@ def muon(rank):
     compare_muon([(1, 8, 12)], mesh, [Shard(0)], (1.0 - rank, 1.0 - rank), 0, higher_dims="batch")
 
 
-def muon_of_whole_matrices(rank):
+def muon_of_whole_matrices(rank, mesh):
     """A process group shares the work; every process has the same weights after it."""
     for options in ({}, {"update_rms": 0.2}, {"split_rows": 2}):
         shapes = [(24, 40), (40, 24), (32, 32), (24, 40), (24, 40), (6,)]
@@ -133,9 +132,8 @@ def muon_of_whole_matrices(rank):
     train(MuonW(one, process_group=dist.group.WORLD, ns_dtype=torch.float32), one, 1)  # a process with nothing to do
 
 
-def muon_in_bf16(rank):
+def muon_in_bf16(rank, mesh):
     """Results travel in the iteration's dtype, momenta in the gradients'."""
-    mesh = init_device_mesh(DEVICE, (2,))
     alone, ours = made(SHAPES), made(SHAPES, mesh, [Shard(0)])
     train(MuonW(alone, 0.02), alone, 3)
     train(MuonW(ours, 0.02), ours, 3)
@@ -153,9 +151,8 @@ def muon_in_bf16(rank):
         torch.testing.assert_close(a, b.detach(), rtol=2**-7, atol=0.02 * 1e-2)
 
 
-def muon_under_fsdp(rank):
+def muon_under_fsdp(rank, mesh):
     """Real gradients; saved halfway and resumed to the same bits; the gradient of one process not finite."""
-    mesh = init_device_mesh(DEVICE, (2,))
 
     def model(sharded):
         torch.manual_seed(0)
@@ -195,8 +192,7 @@ def muon_under_fsdp(rank):
     assert b.skipped_steps == 1 and not next(ours.parameters()).to_local().equal(before[0])
 
 
-def muon_refuses(rank):
-    mesh = init_device_mesh(DEVICE, (2,))
+def muon_refuses(rank, mesh):
     ours = made(SHAPES[:1], mesh, [Shard(0)])
     optimizer = MuonW(ours)
     ours[0].grad = distribute_tensor(random(SHAPES[0], 0), mesh, [Replicate()])
@@ -214,17 +210,15 @@ def refusal(kind, call) -> str:
     raise AssertionError(f"no {kind.__name__}")
 
 
-def element_wise(rank):
+def element_wise(rank, mesh):
     """Optimizers that need no neighbours step each shard where it lies, to the bits of whole parameters."""
-    mesh = init_device_mesh(DEVICE, (2,))
     for name in ("Adam", "AdamW", "SGD", "Lion"):
         extra = {"momentum": 0.9} if name == "SGD" else {}
         same_bits(getattr(optim, name), ((24, 40), (41, 24), (1, 20), (6,)), mesh, [Shard(0)], lr=0.01, **extra)
 
 
-def eight_bits(rank):
+def eight_bits(rank, mesh):
     """Blocks of a shard that starts on a block's boundary are those of the whole parameter."""
-    mesh = init_device_mesh(DEVICE, (2,))
     options = {"lr": 0.01, "min_8bit_size": 2048, "block_size": 128}
     for kept in ({}, {"state_format": "fp8"}, {"amsgrad": True}):
         ours, b = same_bits(AdamW8bit, ((64, 64), (32, 256), (3, 5)), mesh, [Shard(0)], **options, **kept)
@@ -239,8 +233,7 @@ def eight_bits(rank):
         assert all(p.to_local().equal(q.to_local()) for p, q in zip(ours, again, strict=True))
 
 
-def muon_on_two_dimensions(rank):
-    mesh = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("a", "b"))
+def muon_on_two_dimensions(rank, mesh):
     matrices = [*SHAPES[:6], (24, 40), (24, 40)]
     quarter = (0.1, 0.45)
     compare_muon(SHAPES, mesh, [Replicate(), Shard(0)], quarter, 6)  # replicas of shards
@@ -272,8 +265,7 @@ def muon_on_two_dimensions(rank):
     torch.testing.assert_close(layer.weight.to_local().detach(), rows_here(alone[0].detach()), rtol=0, atol=1e-6)
 
 
-def adamw_on_two_dimensions(rank):
-    mesh = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("a", "b"))
+def adamw_on_two_dimensions(rank, mesh):
     same_bits(AdamW, ((24, 40), (41, 24)), mesh, [Shard(0), Shard(1)], lr=0.01)
 
 
@@ -295,8 +287,10 @@ def process(rank, device, case, processes, place):
         backend, options = "nccl", {"device_id": torch.device("cuda", rank)}
     store = dist.FileStore(place, processes)
     dist.init_process_group(backend, store=store, rank=rank, world_size=processes, **options)
+    shape, names = ((2,), ("a",)) if processes == 2 else ((2, 2), ("a", "b"))
+    mesh = init_device_mesh(DEVICE, shape, mesh_dim_names=names)
     for run in CASES[case]:
-        run(rank)
+        run(rank, mesh)
     leave(store, rank, processes)
 
 

@@ -45,6 +45,16 @@ def train(optimizer, params, steps: int, first: int = 0) -> None:
         optimizer.step()
 
 
+def train_parts(optimizers, params, parts, gradients_of, steps: int = 3) -> None:
+    """Both optimizers' steps; the gradients of the parts are those of the parameters, as ``gradients_of`` divides them."""
+    for step in range(steps):
+        set_gradients(params, step)
+        for p, g in zip(parts, gradients_of(params), strict=True):
+            p.grad = g.to(p.device, copy=True)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
 def same_bits(ours, theirs) -> bool:
     return all(a.equal(b) for a, b in zip(ours, theirs, strict=True))
 
@@ -199,12 +209,7 @@ def test_convolutions_are_flattened_and_experts_are_batches():
     (experts,) = parameters(((3, 8, 12),))
     alone = [torch.nn.Parameter(m.detach().clone()) for m in experts]
     optimizers = undecayed([experts], higher_dims="batch"), undecayed(alone)
-    for step in range(3):
-        set_gradients([experts], step)
-        for p, g in zip(alone, experts.grad, strict=True):
-            p.grad = g.clone()
-        for optimizer in optimizers:
-            optimizer.step()
+    train_parts(optimizers, [experts], alone, lambda whole: whole[0].grad)
     assert experts.equal(torch.stack([p.detach() for p in alone]))
 
 
@@ -215,12 +220,7 @@ def test_a_fused_projection_is_orthogonalised_in_parts(split, sizes, options):
     parts = [torch.nn.Parameter(t.detach().clone()) for t in fused.split(sizes)]
     optimizers = undecayed([fused], split_rows=split, **options), undecayed(parts, **options)
     start = fused.detach().clone()
-    for step in range(3):
-        set_gradients([fused], step)
-        for p, g in zip(parts, fused.grad.split(sizes), strict=True):
-            p.grad = g.clone()
-        for optimizer in optimizers:
-            optimizer.step()
+    train_parts(optimizers, [fused], parts, lambda whole: whole[0].grad.split(sizes))
     whole = torch.cat([p.detach() for p in parts])
     assert moved_apart([fused], [whole], [start]) < 1e-5  # unequal parts are scaled before they are added, not while
 
@@ -330,12 +330,7 @@ def test_parameters_of_several_devices():
     mixed = [torch.nn.Parameter(p.detach().to("cuda")) if i % 2 else p for i, p in enumerate(mixed)]
     start = [p.detach().clone() for p in on_cpu]
     a, b = MuonW(on_cpu, 0.02, skip_nonfinite=True), MuonW(mixed, 0.02, skip_nonfinite=True)
-    for step in range(3):
-        set_gradients(on_cpu, step)
-        for p, q in zip(mixed, on_cpu, strict=True):
-            p.grad = q.grad.to(p.device)
-        a.step()
-        b.step()
+    train_parts((a, b), on_cpu, mixed, lambda whole: [p.grad for p in whole])
     assert moved_apart([p.cpu() for p in mixed], on_cpu, start) < BF16
     mixed[1].grad[0, 0] = torch.nan
     b.step()
@@ -467,12 +462,7 @@ def test_kernels_of_ours_make_the_same_steps(nesterov, monkeypatch):
     optimizer = undecayed(ours, 0.02, nesterov=nesterov, ns_dtype=dtype)
     theirs, start = parameters(), parameters()
     reference = torch.optim.Muon(theirs, 0.02, weight_decay=0.0, nesterov=nesterov)
-    for step in range(2):
-        set_gradients(theirs, step)
-        for p, q in zip(ours, theirs, strict=True):
-            p.grad = q.grad.to(DEVICE)
-        optimizer.step()
-        reference.step()
+    train_parts((optimizer, reference), theirs, ours, lambda whole: [p.grad for p in whole], steps=2)
     assert moved_apart([p.cpu() for p in ours], theirs, start) < BF16
 
 

@@ -1,5 +1,4 @@
-"""The gradient of dropout + residual + RMSNorm without a GPU: ``dropped_backward.cu`` run on a CPU that emulates its PTX
-(``ptx_on_cpu.hpp``) with the launches that Python computes; what it compiles to, holds and declines."""
+"""The gradient of dropout + residual + RMSNorm on the CPU emulator; what it compiles to, holds and declines."""
 
 import dataclasses
 import re
@@ -98,7 +97,7 @@ machine.stays = true;
 job.run([&] { KERNEL(h, dy, dh, w, dr, dw, dx, seed_at, SCALARS); });
 """
 
-    def planned(self, case: Case, g: torch.Generator) -> CudaPlan:
+    def planned(self, case: Case, g: torch.Generator, patch) -> CudaPlan:
         def rows(apart: int) -> torch.Tensor:
             return torch.randn(case.m, case.n + apart, generator=g).to(case.dtype)[:, : case.n]
 
@@ -110,15 +109,14 @@ job.run([&] { KERNEL(h, dy, dh, w, dr, dw, dx, seed_at, SCALARS); });
         first = words(counter, (self.key & WORD, self.key >> 32))
         self.threshold = case.threshold or int(first[0] & 0xFFFF) + 1
         launches = []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cuda, "multiprocessors", lambda device: case.sms)
-            patch.setattr(dispatch.configuration, "trial", {**CONFIG, **dict(case.config)})
-            made = gradient_of(self.h, self.dy, self.dh, self.weight, case.in_memory)
-            patch.setattr(CudaPlan, "__call__", lambda plan, *tensors: launches.append((plan, tensors)))
-            made.total = lambda partial, dw: None
-            dr, dx, dw = torch.empty_like(self.h), torch.empty_like(self.h), torch.empty_like(self.weight)
-            numbers = 0 if case.in_memory else self.key, OFFSET, self.threshold * 2**16 - 1, scale_of(self.threshold)
-            made(self.h, self.dy, self.dh, self.weight, dr, dx, dw, self.held if case.in_memory else self.h, *numbers)
+        patch.setattr(cuda, "multiprocessors", lambda device: case.sms)
+        patch.setattr(dispatch.configuration, "trial", {**CONFIG, **dict(case.config)})
+        made = gradient_of(self.h, self.dy, self.dh, self.weight, case.in_memory)
+        patch.setattr(CudaPlan, "__call__", lambda plan, *tensors: launches.append((plan, tensors)))
+        made.total = lambda partial, dw: None
+        dr, dx, dw = torch.empty_like(self.h), torch.empty_like(self.h), torch.empty_like(self.weight)
+        numbers = 0 if case.in_memory else self.key, OFFSET, self.threshold * 2**16 - 1, scale_of(self.threshold)
+        made(self.h, self.dy, self.dh, self.weight, dr, dx, dw, self.held if case.in_memory else self.h, *numbers)
         ((plan, tensors),) = launches
         given = (self.h, self.dy, self.dh, self.weight, dr, tensors[5], dx, self.held if case.in_memory else self.h)
         assert len(tensors) == 8 and all(a is b for a, b in zip(tensors, given, strict=True))

@@ -1,5 +1,4 @@
-"""The main loop of matrix products on Hopper without one: run on a CPU that emulates its PTX, right in every dtype, layout and
-epilogue, and mistakes in it noticed."""
+"""The main loop of matrix products on the CPU emulator of Hopper, in every dtype, layout and epilogue."""
 
 import dataclasses
 

@@ -1,10 +1,8 @@
-"""Cross entropy's CUDA C++ without a GPU: emulated on the CPU (``ptx_on_cpu.hpp``) with the launches that Python computes,
-against float64; what its loops compile to."""
+"""Cross entropy's CUDA C++ on the CPU emulator, against float64; what its loops compile to."""
 
 from dataclasses import dataclass, field
 
 import cuda_as_cpp
-import pytest
 import torch
 from cuda_on_cpu import BF16, FP16, FP32, FRAME, Launched, Suite, difference, frame_is_whole, framed, job, tensor_of
 from emulated import *  # noqa: F403
@@ -86,7 +84,7 @@ def logits_and_labels(case: Case, seed: int) -> tuple[torch.Tensor, torch.Tensor
 class Rows(Launched):
     """A case for one of the kernels."""
 
-    def planned(self, given: tuple[Case, str], g: torch.Generator) -> CudaPlan:
+    def planned(self, given: tuple[Case, str], g: torch.Generator, patch) -> CudaPlan:
         self.case, self.kernel = case, kernel = given
         o = case.options
         self.x, self.label = logits_and_labels(case, self.seed)
@@ -98,17 +96,16 @@ class Rows(Launched):
         in_place = case.in_place and kernel != "loss"
         dx = self.x if in_place else torch.empty_like(self.x)
         each = 32 if case.dtype == FP32 else 64
-        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *_: None):
-            patch.setattr(dispatch, "SHARED_FROM", 0 if kernel == "shared" else 2**60)
-            for name in ("with_gradient", "gradient", "loss"):
-                patch.setattr(getattr(dispatch, f"{name}_configuration"), "trial", {"THREADS": 64, "EACH": each})
-            patch.setattr(dispatch.shared_configuration, "trial", {"THREADS": 64, "EACH": 2 * each})
-            if kernel == "gradient":
-                tensors = (self.x, self.label, self.weight, self.dloss, dx)
-                plan = dispatch.launch_cuda_gradient(dispatch.GradientCall.of(*tensors, o, case.weight))
-            else:
-                both = kernel != "loss"
-                plan = dispatch.launch_cluster(LossCall(self.x, self.label, weight, o, both, both, in_place))
+        patch.setattr(dispatch, "SHARED_FROM", 0 if kernel == "shared" else 2**60)
+        for name in ("with_gradient", "gradient", "loss"):
+            patch.setattr(getattr(dispatch, f"{name}_configuration"), "trial", {"THREADS": 64, "EACH": each})
+        patch.setattr(dispatch.shared_configuration, "trial", {"THREADS": 64, "EACH": 2 * each})
+        if kernel == "gradient":
+            tensors = (self.x, self.label, self.weight, self.dloss, dx)
+            plan = dispatch.launch_cuda_gradient(dispatch.GradientCall.of(*tensors, o, case.weight))
+        else:
+            both = kernel != "loss"
+            plan = dispatch.launch_cluster(LossCall(self.x, self.label, weight, o, both, both, in_place))
         self.cpp = LAUNCH.replace("RESULTS", "stats, dloss" if kernel == "gradient" else "loss, new_stats")
         self.in_place = in_place
         self._right(None if weight is None else weight.double())

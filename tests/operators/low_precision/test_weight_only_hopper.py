@@ -1,5 +1,4 @@
-"""Products of few rows with a weight of codes on Hopper without a GPU: the kernel run on a CPU that emulates its PTX
-(``ptx_on_cpu.hpp``) with the launch and the tensor maps that Python computes; what it compiles to; what it declines."""
+"""Products of few rows with a weight of codes on the CPU emulator of Hopper; what they compile to and decline."""
 
 from collections import Counter
 from dataclasses import dataclass, replace

@@ -1,6 +1,5 @@
-"""GroupNorm by clusters without a GPU: ``cluster.cu`` and ``gradient.cu`` run on a CPU that emulates their PTX
-(``ptx_on_cpu.hpp``) with the launches that Python computes; what the gradient compiles to, holds and declines; which row of the
-tables a call takes."""
+"""GroupNorm by clusters on the CPU emulator; what its gradient compiles to, holds and declines; which row of the tables a call
+takes."""
 
 import dataclasses
 
@@ -117,7 +116,7 @@ const Any x{job.buffers[0]}, dy{job.buffers[1]}, w{job.buffers[2]}, mean{job.buf
 job.run([&] { KERNEL(x, dy, w, mean, rstd, dx, dw, db, SCALARS); });
 """
 
-    def planned(self, case: Case, g: torch.Generator) -> CudaPlan:
+    def planned(self, case: Case, g: torch.Generator, patch) -> CudaPlan:
         shape = case.b, case.c, case.space
         self.x = (torch.randn(shape, generator=g) + case.offset).to(case.dtype)
         self.dy = (torch.randn(shape, generator=g) + 0.5).to(case.dtype)
@@ -127,14 +126,13 @@ job.run([&] { KERNEL(x, dy, w, mean, rstd, dx, dw, db, SCALARS); });
         self.mean = rows.mean(1).float()
         self.rstd = (rows.var(1, correction=0) + 1e-5).rsqrt().float()
         launches = []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dispatch.gradient_configuration, "trial", {"THREADS": case.threads, "EACH": case.each})
-            patch.setattr(dispatch.row_cluster, "SHORTEST", 1)
-            made = gradient_of(self.x, self.dy, like, case.groups, self.weight is not None, case.summed)
-            patch.setattr(CudaPlan, "__call__", lambda plan, *tensors: launches.append((plan, tensors)))
-            made.total = lambda partial, dweights: launches.append((partial, dweights))
-            dx, dweights = torch.empty_like(self.x), torch.empty(2, case.c)
-            made(self.x, self.dy, like, self.mean, self.rstd, dx, dweights)
+        patch.setattr(dispatch.gradient_configuration, "trial", {"THREADS": case.threads, "EACH": case.each})
+        patch.setattr(dispatch.row_cluster, "SHORTEST", 1)
+        made = gradient_of(self.x, self.dy, like, case.groups, self.weight is not None, case.summed)
+        patch.setattr(CudaPlan, "__call__", lambda plan, *tensors: launches.append((plan, tensors)))
+        made.total = lambda partial, dweights: launches.append((partial, dweights))
+        dx, dweights = torch.empty_like(self.x), torch.empty(2, case.c)
+        made(self.x, self.dy, like, self.mean, self.rstd, dx, dweights)
         (plan, tensors), *total = launches
         given = (self.x, self.dy, like, self.mean, self.rstd, dx)
         assert all(a is b for a, b in zip(tensors, given, strict=False))
@@ -187,13 +185,12 @@ const Any x{job.buffers[0]}, w{job.buffers[1]}, b{job.buffers[2]}, y{static_cast
 job.run([&] { KERNEL(x, w, b, y, mean, rstd, SCALARS); });
 """
 
-    def planned(self, dtype: torch.dtype, g: torch.Generator) -> CudaPlan:
+    def planned(self, dtype: torch.dtype, g: torch.Generator, patch) -> CudaPlan:
         self.x = torch.randn((ROWS, CHANNELS, SPACE), generator=g).to(dtype)
         self.weight, self.bias = torch.randn((2, CHANNELS), generator=g).to(dtype)
-        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
-            patch.setattr(dispatch.cluster_configuration, "trial", {"THREADS": 128, "EACH": 16})
-            plans = dispatch.FORWARD.kernel("cuda")
-            return plans.of((self.x, self.weight, self.bias), 1, 1e-5, True, True, True, dtype)
+        patch.setattr(dispatch.cluster_configuration, "trial", {"THREADS": 128, "EACH": 16})
+        plans = dispatch.FORWARD.kernel("cuda")
+        return plans.of((self.x, self.weight, self.bias), 1, 1e-5, True, True, True, dtype)
 
     def job(self) -> bytes:
         read = {0: self.x, 1: self.weight.clone(), 2: self.bias.clone()}

@@ -1,5 +1,4 @@
-"""Forward norms on clusters of blocks without a GPU: ``cluster.cu`` and ``persistent.cu`` run on a CPU that emulates their PTX
-(``ptx_on_cpu.hpp``) with the launches that Python computes; how far deviations err, also in rows far from 0; that no
+"""Forward norms on clusters of blocks on the CPU emulator: how far deviations err, also in rows far from 0; that no
 configuration spills; which row of the tables a call takes."""
 
 import dataclasses
@@ -119,7 +118,7 @@ const Any x{job.buffers[0]}, r{job.buffers[1]}, w{job.buffers[2]}, b{job.buffers
 job.run([&] { KERNEL(x, r, w, b, y, h, mean, rstd, SCALARS); });
 """
 
-    def planned(self, case: Case, g: torch.Generator) -> CudaPlan:
+    def planned(self, case: Case, g: torch.Generator, patch) -> CudaPlan:
         self.config, self.far, self.rows = case.config, bool(case.far), case.rows
         self.x, self.residual = (torch.randn((case.rows, case.columns), generator=g) for _ in range(2))
         if not self.config.added:
@@ -131,14 +130,13 @@ job.run([&] { KERNEL(x, r, w, b, y, h, mean, rstd, SCALARS); });
         self.x, self.residual = self.x.to(case.dtype), self.residual.to(case.dtype)
         self.weight, self.bias = (torch.randn(case.columns, generator=g).to(case.dtype) for _ in range(2))
         tensors = [self.x, *[self.residual] * self.config.added, self.weight, *[self.bias] * self.config.biased]
-        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
-            patch.setattr(dispatch, "CLUSTER_SHORTEST", 1024)
-            patch.setattr(dispatch.cluster_configuration, "trial", {"THREADS": 128, "EACH": 16, "ROWS": case.at_once})
-            patch.setattr(dispatch.persistent_configuration, "trial", {"THREADS": 64, "EACH": 32, "PER_SM": 1})
-            patch.setattr(dispatch, "resident", lambda plan, device: case.persistent)
-            patch.setattr(dispatch, "slots", lambda *call: 3)
-            launch = dispatch.persistent_launch if case.persistent else dispatch.cluster_launch
-            return launch(NormCall(*tensors, 1e-5, self.config, True))
+        patch.setattr(dispatch, "CLUSTER_SHORTEST", 1024)
+        patch.setattr(dispatch.cluster_configuration, "trial", {"THREADS": 128, "EACH": 16, "ROWS": case.at_once})
+        patch.setattr(dispatch.persistent_configuration, "trial", {"THREADS": 64, "EACH": 32, "PER_SM": 1})
+        patch.setattr(dispatch, "resident", lambda plan, device: case.persistent)
+        patch.setattr(dispatch, "slots", lambda *call: 3)
+        launch = dispatch.persistent_launch if case.persistent else dispatch.cluster_launch
+        return launch(NormCall(*tensors, 1e-5, self.config, True))
 
     def job(self) -> bytes:
         read = {0: self.x, 1: self.residual, 2: self.weight, 3: self.bias, 5: torch.empty_like(self.x)}

@@ -1,5 +1,4 @@
-"""Adam, AdamW and AdamW in 8 bits without a GPU: ``adam.cu`` and ``adamw_8bit.cu`` on the CPU emulator with the launches that
-Python computes; what they compile to and decline."""
+"""Adam, AdamW and AdamW in 8 bits on the CPU emulator; what they compile to and decline."""
 
 import dataclasses
 import functools

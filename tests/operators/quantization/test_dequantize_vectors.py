@@ -1,5 +1,4 @@
-"""Dequantisation in CUDA C++ without a GPU: ``vectors.cu`` emulated on the CPU (``ptx_on_cpu.hpp``) with the launches that
-Python computes; what it compiles to and declines."""
+"""Dequantisation in CUDA C++ on the CPU emulator; what it compiles to and declines."""
 
 import dataclasses
 import re
@@ -90,7 +89,7 @@ const Any v{job.buffers[0]}, s{job.buffers[1]}, out{static_cast<char *>(job.buff
 job.run([&] { KERNEL(v, s, out, SCALARS); });
 """
 
-    def planned(self, case: Case, g: torch.Generator) -> CudaPlan:
+    def planned(self, case: Case, g: torch.Generator, patch) -> CudaPlan:
         *rows, n = case.shape
         stored = n // FORMATS[case.format].per_byte
         codes = torch.randint(256, (*rows, stored + case.apart), generator=g, dtype=torch.uint8)
@@ -101,9 +100,8 @@ job.run([&] { KERNEL(v, s, out, SCALARS); });
         self.scale = scale
         as_format = self.values.view(FORMATS[case.format].dtype)
         self.want = reference(as_format, scale, case.granularity, group_size=case.group, columns=n, dtype=case.dtype)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(dispatch, "THREADS", 64)
-            return vectors_plan(as_format, scale, case.granularity, case.group, n, case.dtype)
+        patch.setattr(dispatch, "THREADS", 64)
+        return vectors_plan(as_format, scale, case.granularity, case.group, n, case.dtype)
 
     def job(self) -> bytes:
         buffers = {0: self.values, 1: self.scale, 4: framed(self.want.nbytes)}

@@ -1,5 +1,4 @@
-"""The CUDA C++ kernels of rows of 2 to 8 elements without a GPU: emulated on a CPU (``ptx_on_cpu.hpp``) with the launches that
-Python computes; what they compile to, decline, and are chosen for."""
+"""Kernels of rows of 2 to 8 elements on the CPU emulator; what they compile to, decline, and are chosen for."""
 
 import re
 from collections import Counter

@@ -1,5 +1,4 @@
-"""``masked_rows.cu`` without a GPU: emulated on the CPU (``ptx_on_cpu.hpp``) with the launches that Python computes, against
-float64; what it compiles to, when it is chosen and what it declines."""
+"""``masked_rows.cu`` on the CPU emulator, against float64; what it compiles to, when it is chosen and what it declines."""
 
 import dataclasses
 import functools
@@ -100,7 +99,7 @@ const Any x{job.buffers[0]}, second{job.buffers[1]}, out{static_cast<char *>(job
 job.run([&] { KERNEL(x, second, out, SCALARS); });
 """
 
-    def planned(self, case: Case, g: torch.Generator) -> CudaPlan:
+    def planned(self, case: Case, g: torch.Generator, patch) -> CudaPlan:
         *front, s, t = case.shape
 
         def rows(times: float = 1.0) -> torch.Tensor:
@@ -127,14 +126,13 @@ job.run([&] { KERNEL(x, second, out, SCALARS); });
         self.second = self.dy if case.backward else self.x if self.mask is None else self.mask
         result = torch.empty_like(self.x)
         self.result = result.as_strided(result.shape, result.stride())
-        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
-            patch.setattr(dispatch, "BLOCKS_PER_SM", 1)
-            patch.setattr(dispatch, "multiprocessors", lambda device: 1)
-            for configuration in CONFIGURATIONS:
-                patch.setattr(configuration, "trial", config)
-            if case.backward:
-                return BACKWARD.of((self.x, self.dy), case.scale, True)
-            return FORWARD.of((self.x, self.second), case.scale, case.kind)
+        patch.setattr(dispatch, "BLOCKS_PER_SM", 1)
+        patch.setattr(dispatch, "multiprocessors", lambda device: 1)
+        for configuration in CONFIGURATIONS:
+            patch.setattr(configuration, "trial", config)
+        if case.backward:
+            return BACKWARD.of((self.x, self.dy), case.scale, True)
+        return FORWARD.of((self.x, self.second), case.scale, case.kind)
 
     def job(self) -> bytes:
         buffers = {0: self.x, 1: self.second, 4: framed(self.result.untyped_storage().nbytes())}

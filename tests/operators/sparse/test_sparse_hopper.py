@@ -1,5 +1,4 @@
-"""2:4 semi-structured products on Hopper without a GPU: the kernel run on a CPU that emulates its PTX (``ptx_on_cpu.hpp``) with
-the launch and the tensor maps that Python computes; what it compiles to; what it declines."""
+"""2:4 semi-structured products on the CPU emulator of Hopper; what they compile to and decline."""
 
 import re
 from dataclasses import dataclass
