@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from where import DEVICE
 
 from weft import ops
-from weft.operators.call import overlapping, sharing
+from weft.operators.layout import overlapping, sharing
 
 pytestmark = pytest.mark.device
 

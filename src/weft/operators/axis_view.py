@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from weft.operators.call import dense
+from weft.operators.layout import dense
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,17 @@ from typing import Any
 import torch
 import torch._functorch.config as functorch
 
+from weft.definition import Operator
+
 MODES = ("default", "max-autotune-no-cudagraphs")
+
+
+def register(
+    operator: Operator, eager: Callable[..., Any], compiled: Callable[..., Any] | None = None, **declared: Any
+) -> None:
+    """What a user writes in PyTorch as ``torch``, and that (or ``compiled``, as ``declared``) as ``torch.compile``."""
+    operator.implementation("torch")(eager)
+    operator.implementation("torch.compile", devices=("cuda",), **declared)(Compiled(compiled or eager))
 
 
 class Compiled:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from weft.definition import Declined
-from weft.operators.call import rows_of
 from weft.operators.configs import Config, bucket, grid_of
 from weft.operators.cuda import pointer_aligned
+from weft.operators.layout import rows_of
 
 MAX_CLUSTER = 16
 SHORTEST = 2048  # columns below which a block per row leaves most of a multiprocessor idle

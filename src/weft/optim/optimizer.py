@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import optimizer as pytorch
 
-from weft.operators.call import FLOATS, dense, on_gpu
+from weft.operators.call import FLOATS, on_gpu
+from weft.operators.layout import dense
 from weft.operators.optimizer import kernels
 from weft.operators.optimizer.dispatch import STEP
 from weft.operators.optimizer.multi_tensor import Entry, same_order

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.call import FLOATS, dense
+from weft.operators.call import FLOATS
+from weft.operators.layout import dense
 from weft.operators.optimizer.blockwise import blocks_of, dequantize, quantize
 from weft.operators.optimizer.multi_tensor import Codes, same_order
 from weft.operators.optimizer.rules import Rule

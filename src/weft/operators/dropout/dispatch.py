@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from weft.operators import partial_sums
-from weft.operators.call import FLOATS, check_device, check_eps, check_same, check_tensor, rows_of, views
+from weft.operators.call import FLOATS
+from weft.operators.checks import check_device, check_eps, check_same, check_tensor
 from weft.operators.configs import Config, Configurations, bucket
 from weft.operators.cuda import not_resident
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.dropout import kernels, norm_kernels
 from weft.operators.dropout.philox import GROUP
 from weft.operators.dropout.seeds import check_probability, scale_of, threshold_of
+from weft.operators.layout import rows_of, views
 from weft.operators.normalization import ring
 from weft.operators.normalization.dispatch import default_eps
 from weft.operators.normalization.kernels import with_copies

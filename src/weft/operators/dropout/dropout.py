@@ -11,7 +11,8 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, beside, differentiable, eager, guarded
+from weft.operators.autograd import KernelFunction, differentiable
+from weft.operators.call import Choice, beside, eager, guarded
 from weft.operators.dropout.dispatch import DROPOUT
 from weft.operators.dropout.kernels import launchable
 from weft.operators.dropout.philox import at_least
@@ -176,8 +177,7 @@ dropout = Operator(
 )
 
 dropout.implementation("triton", arch=">=sm_80")(dropout_triton)
-dropout.implementation("torch")(in_torch)
-dropout.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_torch))
+peers.register(dropout, in_torch)
 
 
 @dropout.choice

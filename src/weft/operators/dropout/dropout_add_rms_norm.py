@@ -13,7 +13,8 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, differentiable, guarded
+from weft.operators.autograd import KernelFunction, differentiable
+from weft.operators.call import Choice, guarded
 from weft.operators.dispatch import Dispatch
 from weft.operators.dropout import dropout
 from weft.operators.dropout.dispatch import BACKWARD, FORWARD, NAME
@@ -198,8 +199,7 @@ dropout_add_rms_norm = Operator(
 
 dropout_add_rms_norm.implementation("triton", arch=">=sm_80")(by_triton)
 dropout_add_rms_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",), directions=("backward",))(by_cuda)
-dropout_add_rms_norm.implementation("torch")(in_torch)
-dropout_add_rms_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(in_torch))
+peers.register(dropout_add_rms_norm, in_torch)
 
 
 @dropout_add_rms_norm.choice

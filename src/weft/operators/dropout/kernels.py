@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.operators.call import rows_of, views
 from weft.operators.configs import Configurations, bucket, grid_of
 from weft.operators.dropout.philox import GROUP, dropped
 from weft.operators.elementwise.dispatch import LARGE, SMALL, has_tail, like
 from weft.operators.elementwise.kernels import place, read, write
 from weft.operators.launch import Plan
+from weft.operators.layout import rows_of, views
 
 
 @triton.jit(do_not_specialize=["seed_ptr", "seed", "offset", "last", "scale"])

@@ -13,10 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators import partial_sums
-from weft.operators.call import views
 from weft.operators.configs import Configurations, bucket, grid_of
 from weft.operators.dropout.philox import dropped
 from weft.operators.launch import Plan, multiprocessors
+from weft.operators.layout import views
 from weft.operators.normalization.kernels import ONE_PASS_BACKWARD, backward_heuristic
 from weft.operators.row_programs import candidates, heuristic, row_tiles
 

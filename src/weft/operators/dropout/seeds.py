@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.call import check_device
+from weft.operators.checks import check_device
 
 Seed = int | Tensor | None
 STEPS = 2**16  # p is a multiple of 1 / STEPS: an element has 16 random bits

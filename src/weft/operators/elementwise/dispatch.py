@@ -9,11 +9,12 @@ import triton
 from torch import Tensor
 
 from weft.definition import Declined
-from weft.operators.call import check_alike, check_tensor, dense, overlapping, rows_of
+from weft.operators.checks import check_alike, check_tensor
 from weft.operators.configs import Configurations, bucket, tiles
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.elementwise.kernels import map_one, map_three, map_two, relu_backward, relu_with_bits
 from weft.operators.launch import Plan
+from weft.operators.layout import dense, overlapping, rows_of
 
 KERNELS = {1: map_one, 2: map_two, 3: map_three}  # by the number of inputs
 SMALL, LARGE = 2**20, 2**26  # elements between which configurations depend on the size

@@ -11,19 +11,11 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import (
-    Choice,
-    KernelFunction,
-    check_flag,
-    differentiable,
-    eager,
-    guarded,
-    on_gpu,
-    promoted,
-    reference_gradients,
-    rows_of,
-)
+from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
+from weft.operators.call import Choice, eager, guarded, on_gpu, promoted
+from weft.operators.checks import check_flag
 from weft.operators.elementwise.dispatch import BACKWARD, FORWARD, Formula, like
+from weft.operators.layout import rows_of
 from weft.operators.random_inputs import LAYOUTS, OF_VECTORS, vectors
 
 LARGEST = 2**28  # elements in the benchmarks
@@ -155,8 +147,7 @@ class Pointwise:
         found = torch_function or self.reference
         operator.choice(guarded(self.choose))
         operator.implementation("triton", arch=">=sm_80")(self.triton)
-        operator.implementation("torch")(found)
-        operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(found))
+        peers.register(operator, found)
 
 
 def define(

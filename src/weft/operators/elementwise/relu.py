@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from weft.definition import Mutant, Operator
-from weft.operators.call import KernelFunction, rows_of
+from weft.operators.autograd import KernelFunction
 from weft.operators.elementwise.dispatch import Formula
 from weft.operators.elementwise.kernels import relu as forward
 from weft.operators.elementwise.pointwise import GRADIENT_KERNEL, KERNEL, Map, Pointwise, define
+from weft.operators.layout import rows_of
 
 
 def reference(x: Tensor) -> Tensor:

@@ -14,20 +14,13 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, workload
 from weft.operators import mutants, peers
-from weft.operators.call import (
-    KernelFunction,
-    check_alike,
-    check_tensor,
-    dense,
-    differentiable,
-    eager,
-    guarded,
-    on_gpu,
-    rows_of,
-)
+from weft.operators.autograd import KernelFunction, differentiable
+from weft.operators.call import eager, guarded, on_gpu
+from weft.operators.checks import check_alike, check_tensor
 from weft.operators.configs import Configurations, bucket, tiles
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import Plan
+from weft.operators.layout import dense, rows_of
 from weft.operators.random_inputs import OF_VECTORS, vectors
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
@@ -185,8 +178,7 @@ vector_add = Operator(
 )
 
 vector_add.implementation("triton", arch=">=sm_80")(add_triton)
-vector_add.implementation("torch")(reference)
-vector_add.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+peers.register(vector_add, reference)
 
 # ---- what users call -------------------------------------------------------------------------------------------------
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.operators.call import check_device, check_shape, check_tensor, rows_of
+from weft.operators.checks import check_device, check_shape, check_tensor
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.embedding import kernels
+from weft.operators.layout import rows_of
 
 ONE_STRIDE = "ids that do not collapse into one stride, so a copy would be needed"
 

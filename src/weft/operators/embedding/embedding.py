@@ -9,8 +9,10 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload, workloads
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, check_flag, check_values, differentiable, eager, guarded
-from weft.operators.call import reference_gradients as gradients_of_reference
+from weft.operators.autograd import KernelFunction, differentiable
+from weft.operators.autograd import reference_gradients as gradients_of_reference
+from weft.operators.call import Choice, eager, guarded
+from weft.operators.checks import check_flag, check_values
 from weft.operators.embedding.dispatch import BACKWARD, FORWARD, flat
 from weft.operators.random_inputs import LAYOUTS, random_tensor
 
@@ -190,8 +192,7 @@ embedding = Operator(
 )
 
 embedding.implementation("triton", arch=">=sm_80")(embedding_triton)
-embedding.implementation("torch")(torch_embedding)
-embedding.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_embedding))
+peers.register(embedding, torch_embedding)
 embedding.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 
 

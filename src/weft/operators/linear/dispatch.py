@@ -12,20 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.call import (
-    KernelFunction,
-    check_device,
-    check_same,
-    check_shape,
-    check_tensor,
-    reference_gradients,
-    rows_of,
-)
+from weft.operators.autograd import KernelFunction, reference_gradients
+from weft.operators.checks import check_device, check_same, check_shape, check_tensor
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.elementwise.dispatch import map_plan
 from weft.operators.hopper import gemm, padded, tensor_maps
 from weft.operators.hopper.gemm import SIXTEEN_BITS, HopperPlan
 from weft.operators.launch import INTERPRETING, Plan, Plans
+from weft.operators.layout import rows_of
 from weft.operators.linear import activations, gemv, kernels
 from weft.operators.linear.activations import ACTIVATIONS, Activation, halves
 from weft.operators.linear.reference import E4M3, NAMES, reference

@@ -14,17 +14,9 @@ from torch import Tensor
 
 from weft.definition import Declined, Operator, Tolerance
 from weft.operators import peers
-from weft.operators.call import (
-    FLOATS_AND_64,
-    Choice,
-    cast_for_products,
-    check_shape,
-    differentiable,
-    eager,
-    guarded,
-    on_gpu,
-    product_dtype,
-)
+from weft.operators.autograd import differentiable
+from weft.operators.call import FLOATS_AND_64, Choice, cast_for_products, eager, guarded, on_gpu, product_dtype
+from weft.operators.checks import check_shape
 from weft.operators.hopper.gemm import ON_HOPPER
 from weft.operators.hopper.padded import NOTHING
 from weft.operators.linear import activations
@@ -116,8 +108,7 @@ linear.implementation("cuda", **ON_HOPPER)(functools.partial(by_kernel, "cuda"))
 linear.implementation("cuda-padded", backend="cuda", directions=("forward",), **ON_HOPPER)(
     functools.partial(by_kernel, "cuda-padded")
 )
-linear.implementation("torch")(composed)
-linear.implementation("torch.compile", devices=("cuda",))(peers.Compiled(composed))
+peers.register(linear, composed)
 linear.implementation("cublaslt", devices=("cuda",), directions=("forward",))(cublaslt)
 linear.implementation("quack", **OF_QUACK, directions=("forward",))(quack)
 

@@ -153,8 +153,7 @@ def by_kernel(name: str | None, *call: Any, **named: Any) -> Quantized:
 linear_quantized.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
 for _name in ("cuda", "cuda-unfused"):
     linear_quantized.implementation(_name, backend="cuda", **ON_HOPPER)(functools.partial(by_kernel, _name))
-linear_quantized.implementation("torch")(usual)
-linear_quantized.implementation("torch.compile", devices=("cuda",))(peers.Compiled(usual))
+peers.register(linear_quantized, usual)
 
 
 @linear_quantized.choice

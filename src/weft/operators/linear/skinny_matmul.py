@@ -154,8 +154,7 @@ def skinny_matmul_triton(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Te
     return _launched(x, w, bias) if eager(*operands) else skinny_matmul_op(x, w, bias)
 
 
-skinny_matmul.implementation("torch")(reference)
-skinny_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+peers.register(skinny_matmul, reference)
 
 
 @skinny_matmul.choice

@@ -12,16 +12,8 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload
 from weft.operators import mutants, peers
-from weft.operators.call import (
-    Choice,
-    KernelFunction,
-    differentiable,
-    eager,
-    guarded,
-    on_gpu,
-    reference_gradients,
-    traced,
-)
+from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
+from weft.operators.call import Choice, eager, guarded, on_gpu, traced
 from weft.operators.launch import Plans
 from weft.operators.loss.dispatch import (
     BACKWARD,
@@ -235,8 +227,7 @@ cross_entropy.implementation("single-program", backend="triton", arch=">=sm_80")
 cross_entropy.implementation("cuda", arch=">=sm_90", devices=("cuda",))(
     functools.partial(by_kernel, "cuda", "cuda", False)
 )
-cross_entropy.implementation("torch")(composed)
-cross_entropy.implementation("torch.compile", devices=("cuda",))(peers.Compiled(composed))
+peers.register(cross_entropy, composed)
 cross_entropy.implementation("liger", requires="liger-kernel", devices=("cuda",), directions=("forward",))(liger)
 cross_entropy.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
 

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from weft.operators import row_cluster
-from weft.operators.call import (
-    FLOATS,
-    FLOATS_AND_64,
-    cast_for_products,
+from weft.operators.call import FLOATS, FLOATS_AND_64, cast_for_products
+from weft.operators.checks import (
     check_device,
     check_flag,
     check_places,
@@ -24,12 +22,12 @@ from weft.operators.call import (
     check_tensor,
     check_values,
     check_vector,
-    rows_of,
 )
 from weft.operators.configs import Config, Configurations, bucket
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import multiprocessors
+from weft.operators.layout import rows_of
 from weft.operators.loss import kernels
 from weft.operators.loss.kernels import LabelSums, Sum
 from weft.operators.loss.reference import REDUCTIONS, Options, in_range

@@ -16,7 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, cast_for_products, differentiable, guarded, reference_gradients
+from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
+from weft.operators.call import Choice, cast_for_products, guarded
 from weft.operators.loss import reference as loss
 from weft.operators.loss.dispatch import LINEAR_FORWARD, LinearCall, linear_call
 from weft.operators.loss.kernels import scale_plans
@@ -360,8 +361,7 @@ linear_cross_entropy = Operator(
 
 linear_cross_entropy.implementation("triton", arch=">=sm_80")(functools.partial(ours, False))
 linear_cross_entropy.implementation("chunked", backend="triton", arch=">=sm_80")(functools.partial(ours, True))
-linear_cross_entropy.implementation("torch")(composed)
-linear_cross_entropy.implementation("torch.compile", devices=("cuda",))(peers.Compiled(composed))
+peers.register(linear_cross_entropy, composed)
 linear_cross_entropy.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 linear_cross_entropy.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
 

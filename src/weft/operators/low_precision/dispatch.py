@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.call import FLOATS, check_device, check_shape, check_tensor
+from weft.operators.call import FLOATS
+from weft.operators.checks import check_device, check_shape, check_tensor
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.hopper import gemm
 from weft.operators.linear.dispatch import check_bias

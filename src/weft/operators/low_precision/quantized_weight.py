@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.operators.call import check_device, check_shape
+from weft.operators.checks import check_device, check_shape
 
 FORMATS = ("int8", "int4", "fp8")
 GROUPS = (32, 64, 128)

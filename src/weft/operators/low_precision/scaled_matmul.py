@@ -13,7 +13,9 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, check_flag, check_values, guarded, on_gpu
+from weft.operators.autograd import KernelFunction
+from weft.operators.call import Choice, guarded, on_gpu
+from weft.operators.checks import check_flag, check_values
 from weft.operators.low_precision.dispatch import SCALED, kind_of
 from weft.operators.low_precision.scaled_kernels import BLOCK
 from weft.operators.quantization.formats import FORMATS, scale_shape, spread
@@ -210,8 +212,7 @@ class BiasGradient(KernelFunction):
 
 scaled_matmul.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
 scaled_matmul.implementation("cuda", arch="==sm_90", devices=("cuda",))(functools.partial(by_kernel, "cuda"))
-scaled_matmul.implementation("torch")(cublas)
-scaled_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(dequantised))
+peers.register(scaled_matmul, cublas, dequantised)
 
 
 @scaled_matmul.choice

@@ -14,7 +14,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
 from weft.operators import mutants
-from weft.operators.call import Choice, cast_for_products, check_tensor, eager, guarded
+from weft.operators.call import Choice, cast_for_products, eager, guarded
+from weft.operators.checks import check_tensor
 from weft.operators.launch import Plans
 from weft.operators.linear.skinny_matmul import DECODE, LAYERS
 from weft.operators.low_precision import quantized_weight

@@ -136,8 +136,7 @@ batched_matmul = Operator(
 )
 
 batched_matmul.implementation("triton", arch=">=sm_80")(by_triton)
-batched_matmul.implementation("torch")(cublas)
-batched_matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+peers.register(batched_matmul, cublas, reference)
 batched_matmul.implementation("quack", **OF_QUACK)(quack)
 
 

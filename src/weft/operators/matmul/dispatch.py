@@ -14,17 +14,9 @@ import torch
 from torch import Tensor
 
 from weft.definition import Declined
-from weft.operators.call import (
-    Choice,
-    KernelFunction,
-    cast_for_products,
-    check_same,
-    check_shape,
-    check_tensor,
-    differentiable,
-    eager,
-    on_gpu,
-)
+from weft.operators.autograd import KernelFunction, differentiable
+from weft.operators.call import Choice, cast_for_products, eager, on_gpu
+from weft.operators.checks import check_same, check_shape, check_tensor
 from weft.operators.dispatch import EMPTY, Call, Dispatch, Route
 from weft.operators.hopper import gemm, padded
 from weft.operators.matmul import kernels

@@ -138,8 +138,7 @@ def numpy(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     return torch.from_numpy(a.numpy() @ b.numpy())
 
 
-matmul.implementation("torch")(cublas)
-matmul.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+peers.register(matmul, cublas, reference)
 matmul.implementation("quack", **OF_QUACK)(quack)
 matmul.implementation("numpy", devices=("cpu",), directions=("forward",), dtypes=("fp32",))(numpy)
 

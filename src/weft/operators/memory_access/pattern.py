@@ -12,7 +12,8 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_shape, check_tensor, eager, guarded, materialised, on_gpu
+from weft.operators.call import Choice, eager, guarded, materialised, on_gpu
+from weft.operators.checks import check_shape, check_tensor
 from weft.operators.configs import Config, Configurations, tiles
 from weft.operators.dispatch import ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan, Plans

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Workload, workload
-from weft.operators.call import check_device, check_shape, check_tensor
+from weft.operators.checks import check_device, check_shape, check_tensor
 from weft.operators.launch import Plan
 from weft.operators.memory_access.machine import Machine
 from weft.operators.memory_access.pattern import LARGEST, OPTIONS, Pattern, call, define, implement

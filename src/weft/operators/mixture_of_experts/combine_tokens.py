@@ -7,7 +7,8 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, reference_gradients, traced
+from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
+from weft.operators.call import Choice, eager, guarded, traced
 from weft.operators.mixture_of_experts.dispatch import COMBINE, COMBINE_GRADIENT
 from weft.operators.mixture_of_experts.reference import TOKEN_AXES, check_range, random_places, token_workloads
 from weft.operators.random_inputs import drawn, random_tensor
@@ -123,8 +124,7 @@ combine_tokens = Operator(
 )
 
 combine_tokens.implementation("triton", arch=">=sm_80")(combine_tokens_triton)
-combine_tokens.implementation("torch")(torch_combine)
-combine_tokens.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+peers.register(combine_tokens, torch_combine, reference)
 
 
 @combine_tokens.choice

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.call import check_device, check_shape, check_tensor
+from weft.operators.checks import check_device, check_shape, check_tensor
 from weft.operators.configs import Config, Configurations, bucket
 from weft.operators.cuda import CudaPlan
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route

@@ -10,18 +10,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import (
-    Choice,
-    cast_for_products,
-    check_same,
-    check_shape,
-    eager,
-    guarded,
-    is_batched,
-    on_gpu,
-    traced,
-    transformed,
-)
+from weft.operators.autograd import is_batched
+from weft.operators.call import Choice, cast_for_products, eager, guarded, on_gpu, traced, transformed
+from weft.operators.checks import check_same, check_shape
 from weft.operators.elementwise.swiglu import torch_swiglu
 from weft.operators.mixture_of_experts import dispatch, kernels
 from weft.operators.mixture_of_experts import reference as shared

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, cast_for_products, check_same, check_shape, check_tensor, guarded
+from weft.operators.call import Choice, cast_for_products, guarded
+from weft.operators.checks import check_same, check_shape, check_tensor
 from weft.operators.mixture_of_experts import combine_tokens as combining
 from weft.operators.mixture_of_experts import grouped_matmul as grouping
 from weft.operators.mixture_of_experts import route_top_k as routing

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, reference_gradients, traced
+from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
+from weft.operators.call import Choice, eager, guarded, traced
 from weft.operators.mixture_of_experts.dispatch import PERMUTE, PERMUTE_GRADIENT, gathered, token_sums
 from weft.operators.mixture_of_experts.reference import TOKEN_AXES, check_range, random_places, token_workloads
 from weft.operators.random_inputs import LAYOUTS, drawn
@@ -97,8 +98,7 @@ permute_tokens = Operator(
 )
 
 permute_tokens.implementation("triton", arch=">=sm_80")(permute_tokens_triton)
-permute_tokens.implementation("torch")(torch_permute)
-permute_tokens.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_permute))
+peers.register(permute_tokens, torch_permute)
 
 
 @permute_tokens.choice

@@ -8,15 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import Workload, torch_dtype, workload
-from weft.operators.call import (
-    FLOATS_AND_64,
-    check_device,
-    check_shape,
-    check_tensor,
-    check_values,
-    check_vector,
-    traced,
-)
+from weft.operators.call import FLOATS_AND_64, traced
+from weft.operators.checks import check_device, check_shape, check_tensor, check_values, check_vector
 
 LOADS = ("zipf", "even", "one", "empty")
 SCORINGS = ("softmax", "sigmoid")

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, reference_gradients
+from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
+from weft.operators.call import Choice, eager, guarded
 from weft.operators.mixture_of_experts.dispatch import ROUTE, ROUTE_GRADIENT
 from weft.operators.mixture_of_experts.reference import SCORINGS, Routing, ordered
 from weft.operators.mixture_of_experts.reference import route as reference
@@ -177,8 +178,7 @@ route_top_k = Operator(
 )  # fmt: skip
 
 route_top_k.implementation("triton", arch=">=sm_80")(route_top_k_triton)
-route_top_k.implementation("torch")(reference)
-route_top_k.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+peers.register(route_top_k, reference)
 
 
 @route_top_k.choice

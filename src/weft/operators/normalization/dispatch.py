@@ -18,30 +18,14 @@ from torch import Tensor
 
 from weft.definition import Declined, Operator
 from weft.operators import peers, row_cluster
-from weft.operators.call import (
-    Choice,
-    KernelFunction,
-    check_device,
-    check_eps,
-    check_shape,
-    check_tensor,
-    check_vector,
-    differentiable,
-    eager,
-    guarded,
-    is_distributed,
-    on_gpu,
-    promoted,
-    reference_gradients,
-    rows_of,
-    traced,
-    transformed,
-    views,
-)
+from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
+from weft.operators.call import Choice, eager, guarded, is_distributed, on_gpu, promoted, traced, transformed
+from weft.operators.checks import check_device, check_eps, check_shape, check_tensor, check_vector
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, not_resident, pointer_aligned, resident, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
 from weft.operators.launch import Plans
+from weft.operators.layout import rows_of, views
 from weft.operators.normalization import kernels, ring
 from weft.operators.normalization.kernels import with_copies
 from weft.operators.normalization.reference import normalised
@@ -519,8 +503,7 @@ class Norm:
         forward: dict[str, Any] = {**cuda, "directions": ("forward",)}
         for kernel, declared in (("triton", {"arch": ">=sm_80"}), ("cuda", cuda), ("cuda-persistent", forward)):
             operator.implementation(kernel, **declared)(functools.partial(self.by_kernel, kernel))
-        operator.implementation("torch")(self.in_torch)
-        operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(self.in_torch))
+        peers.register(operator, self.in_torch)
         operator.choice(guarded(self.choose))
 
     def reference(self, *args: Any, **named: Any) -> Any:

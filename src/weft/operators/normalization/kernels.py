@@ -17,9 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators import row_programs
-from weft.operators.call import views
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, multiprocessors
+from weft.operators.layout import views
 from weft.operators.partial_sums import SummedPlan
 from weft.operators.row_programs import candidates, heuristic, row_tiles
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from weft.operators.call import rows_of
 from weft.operators.configs import Config, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned, resident, shared_limit
 from weft.operators.launch import target_sm
+from weft.operators.layout import rows_of
 from weft.operators.row_cluster import MAX_CLUSTER
 
 SHORTEST = 256  # columns: one 16-byte vector for each thread of a warp

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
-from weft.operators.call import FLOATS, check_shape, check_tensor
+from weft.operators.call import FLOATS
+from weft.operators.checks import check_shape, check_tensor
 from weft.operators.mutants import changed
 from weft.operators.optimizer import adam, dispatch, workloads
 from weft.operators.optimizer.blockwise import BLOCKS, STATE_FORMATS, blocks_of, dequantize, quantize, random_bits

@@ -11,19 +11,11 @@ import torch
 from torch import Tensor
 
 from weft.definition import Declined, Operator
-from weft.operators.call import (
-    FLOATS,
-    Choice,
-    check_device,
-    check_flag,
-    check_shape,
-    check_tensor,
-    dense,
-    guarded,
-    traced,
-)
+from weft.operators.call import FLOATS, Choice, guarded, traced
+from weft.operators.checks import check_device, check_flag, check_shape, check_tensor
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import compile_request
+from weft.operators.layout import dense
 from weft.operators.optimizer.multi_tensor import AdamTable, AdamW8bitTable, Codes, CudaTable, Entry, Table, same_order
 from weft.operators.optimizer.rules import ADAM, Rule
 

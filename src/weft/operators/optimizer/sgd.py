@@ -10,7 +10,7 @@ from torch.optim import sgd as functional
 
 from weft.definition import Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import peers
-from weft.operators.call import check_flag
+from weft.operators.checks import check_flag
 from weft.operators.mutants import changed
 from weft.operators.optimizer import dispatch, workloads
 from weft.operators.optimizer.dispatch import Arguments

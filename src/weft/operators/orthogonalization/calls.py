@@ -92,6 +92,5 @@ def implement(operator: Operator, kernel: Callable[[str], Any], quack: Callable[
         dtypes = ("bf16",) if form else sixteen_bits if backend == "cuda" else ()
         only = {"arch": "==sm_90", "devices": ("cuda",)} if backend == "cuda" else {"arch": ">=sm_80"}
         operator.implementation(name, backend=backend, dtypes=dtypes, **only)(kernel(name))
-    operator.implementation("torch")(operator.reference)
-    operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(operator.reference))
+    peers.register(operator, operator.reference)
     operator.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=sixteen_bits)(quack)

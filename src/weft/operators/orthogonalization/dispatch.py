@@ -15,7 +15,8 @@ import torch
 import triton
 from torch import Tensor
 
-from weft.operators.call import FLOATS, check_shape, check_tensor, either
+from weft.operators.call import FLOATS
+from weft.operators.checks import check_shape, check_tensor, either
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route

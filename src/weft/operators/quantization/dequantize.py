@@ -137,8 +137,7 @@ dequantize = Operator(
 
 dequantize.implementation("triton", arch=">=sm_80")(by_triton)
 dequantize.implementation("cuda", arch=">=sm_90", devices=("cuda",))(by_cuda)
-dequantize.implementation("torch")(reference)
-dequantize.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+peers.register(dequantize, reference)
 
 
 @dequantize.choice

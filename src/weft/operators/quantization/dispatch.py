@@ -10,12 +10,14 @@ import torch
 import triton
 from torch import Tensor
 
-from weft.operators.call import FLOATS, check_device, check_flag, check_shape, check_tensor, either, rows_of
+from weft.operators.call import FLOATS
+from weft.operators.checks import check_device, check_flag, check_shape, check_tensor, either
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.dropout.philox import GROUP
 from weft.operators.launch import INTERPRETING, Plan, target_sm
+from weft.operators.layout import rows_of
 from weft.operators.quantization import kernels
 from weft.operators.quantization.formats import (
     BLOCK,

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, check_flag, check_values, eager, guarded, traced
+from weft.operators.call import Choice, eager, guarded, traced
+from weft.operators.checks import check_flag, check_values
 from weft.operators.dropout.seeds import check_seed, draw
 from weft.operators.quantization import formats
 from weft.operators.quantization.dispatch import POSITIVE, QUANTIZE, QuantizeCall, check_scale
@@ -339,8 +340,7 @@ quantize = Operator(
 )
 
 quantize.implementation("triton", arch=">=sm_80")(by_triton)
-quantize.implementation("torch")(reference)
-quantize.implementation("torch.compile", devices=("cuda",))(peers.Compiled(plain))
+peers.register(quantize, reference, plain)
 quantize.implementation("torchao", requires="torchao", devices=("cuda",))(torchao)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.operators.axis_view import AxisView, axis_views
-from weft.operators.call import check_dim, check_dtype, check_flag, check_tensor
+from weft.operators.checks import check_dim, check_dtype, check_flag, check_tensor
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING

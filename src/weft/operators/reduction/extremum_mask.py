@@ -17,8 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.operators.autograd import reference_gradients
 from weft.operators.axis_view import AxisView, result_strides
-from weft.operators.call import reference_gradients
 from weft.operators.configs import Config, Configurations, bucket, grid_of, tiles
 from weft.operators.cuda import pointer_aligned
 from weft.operators.launch import INTERPRETING, Plan, Plans

@@ -8,18 +8,10 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
+from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
 from weft.operators.axis_view import collapsed, result_strides
-from weft.operators.call import (
-    Choice,
-    KernelFunction,
-    check_dim,
-    differentiable,
-    eager,
-    guarded,
-    materialised,
-    reference_gradients,
-    traced,
-)
+from weft.operators.call import Choice, eager, guarded, materialised, traced
+from weft.operators.checks import check_dim
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.reduction.dispatch import BACKWARD, FORWARD, Reduction, ReductionCall
 from weft.operators.reduction.extremum_mask import SavingPlan
@@ -177,8 +169,7 @@ def implement(op: Reduction, operator: Operator, call: Callable[..., Any] = with
         directions = ("forward",) if saves and name == backend else ()
         declared: dict[str, Any] = {"arch": ">=sm_80", "devices": devices, "directions": directions}
         operator.implementation(name, backend=backend, **declared)(call(_by_kernel(op, name)))
-    operator.implementation("torch")(call(op.reference))
-    operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(call(op.reference)))
+    peers.register(operator, call(op.reference))
 
 
 # ---- the definition --------------------------------------------------------------------------------------------------

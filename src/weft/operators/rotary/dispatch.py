@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.operators.call import check_device, check_flag, check_places, check_same, check_shape, check_tensor
+from weft.operators.checks import check_device, check_flag, check_places, check_same, check_shape, check_tensor
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.rotary.kernels import launch
 

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, sharing, traced
+from weft.operators.autograd import KernelFunction, differentiable
+from weft.operators.call import Choice, eager, guarded, traced
+from weft.operators.layout import sharing
 from weft.operators.random_inputs import VALUES, random_tensor
 from weft.operators.rotary.dispatch import BACKWARD, FORWARD, narrowed
 
@@ -230,8 +232,7 @@ rotary_embedding = Operator(
 )
 
 rotary_embedding.implementation("triton", arch=">=sm_80")(rotary_embedding_triton)
-rotary_embedding.implementation("torch")(torch_rotary_embedding)
-rotary_embedding.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_rotary_embedding))
+peers.register(rotary_embedding, torch_rotary_embedding)
 rotary_embedding.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
 # last: it writes over the arguments and gradients that all share
 rotary_embedding.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)

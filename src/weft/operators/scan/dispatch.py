@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.definition import Declined
 from weft.operators.axis_view import AxisView, axis_views
-from weft.operators.call import check_dim, check_flag, check_tensor
+from weft.operators.checks import check_dim, check_flag, check_tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route

@@ -9,18 +9,10 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants, peers
+from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
 from weft.operators.axis_view import axis_views
-from weft.operators.call import (
-    Choice,
-    KernelFunction,
-    check_dim,
-    check_dtype,
-    differentiable,
-    eager,
-    guarded,
-    materialised,
-    reference_gradients,
-)
+from weft.operators.call import Choice, eager, guarded, materialised
+from weft.operators.checks import check_dim, check_dtype
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.scan.dispatch import BACKWARD, FORWARD, Scan
@@ -132,8 +124,7 @@ def implement(op: Scan, defined: Operator, compiled: tuple[str, ...] = ()) -> No
     defined.choice(guarded(choice))
     defined.implementation("triton", arch=">=sm_80")(_by_kernel(op, "triton"))
     defined.implementation("cuda", arch=">=sm_80", devices=("cuda",))(_by_kernel(op, "cuda"))
-    defined.implementation("torch")(op.reference)
-    defined.implementation("torch.compile", devices=("cuda",), directions=compiled)(peers.Compiled(op.reference))
+    peers.register(defined, op.reference, directions=compiled)
 
 
 # ---- the definition --------------------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Workload, workload, workloads
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, beside, differentiable, eager, guarded, widened
+from weft.operators.autograd import differentiable
+from weft.operators.call import Choice, beside, eager, guarded, widened
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.softmax.dispatch import CAUSAL, MASKED_FORWARD
@@ -133,8 +134,7 @@ causal_softmax.implementation("triton", arch=">=sm_80")(functools.partial(launch
 causal_softmax.implementation("cuda", arch=">=sm_80", devices=("cuda",))(
     functools.partial(launched, plans=BY_KERNEL["cuda"])
 )
-causal_softmax.implementation("torch")(torch_causal_softmax)
-causal_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_causal_softmax))
+peers.register(causal_softmax, torch_causal_softmax)
 
 
 @causal_softmax.choice

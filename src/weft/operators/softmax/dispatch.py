@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from weft.operators import row_cluster
-from weft.operators.call import FLOATS, check_device, check_dim, check_tensor, rows_of, views
+from weft.operators.call import FLOATS
+from weft.operators.checks import check_device, check_dim, check_tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import multiprocessors
+from weft.operators.layout import rows_of, views
 from weft.operators.row_cluster import LONGEST, MAX_CLUSTER, RowCluster
 from weft.operators.row_cluster import REASON as CLUSTER
 from weft.operators.row_programs import LONG, ONE_PASS, WHOLE

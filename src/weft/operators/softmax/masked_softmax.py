@@ -14,17 +14,10 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants, peers
-from weft.operators.call import (
-    Choice,
-    KernelFunction,
-    differentiable,
-    eager,
-    guarded,
-    readable,
-    reference_gradients,
-    widened,
-)
+from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
+from weft.operators.call import Choice, eager, guarded, widened
 from weft.operators.launch import Plans
+from weft.operators.layout import readable
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.softmax.dispatch import ADDITIVE, BOOLEAN, CAUSAL, MASKED_BACKWARD, MASKED_FORWARD, NONE
 
@@ -228,8 +221,7 @@ masked_softmax.implementation("triton", arch=">=sm_80")(functools.partial(launch
 masked_softmax.implementation("cuda", arch=">=sm_80", devices=("cuda",), directions=("forward",))(
     functools.partial(launched, plans=BY_KERNEL["cuda"])
 )
-masked_softmax.implementation("torch")(torch_masked_softmax)
-masked_softmax.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_masked_softmax))
+peers.register(masked_softmax, torch_masked_softmax)
 
 
 @masked_softmax.choice

@@ -13,21 +13,11 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants, peers
-from weft.operators.call import (
-    Choice,
-    KernelFunction,
-    check_dim,
-    check_dtype,
-    check_tensor,
-    differentiable,
-    eager,
-    guarded,
-    on_gpu,
-    rows_of,
-    traced,
-    widened,
-)
+from weft.operators.autograd import KernelFunction, differentiable
+from weft.operators.call import Choice, eager, guarded, on_gpu, traced, widened
+from weft.operators.checks import check_dim, check_dtype, check_tensor
 from weft.operators.launch import Plans
+from weft.operators.layout import rows_of
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 from weft.operators.softmax.dispatch import BACKWARD, FORWARD
 
@@ -141,8 +131,7 @@ class RowSoftmax:
         """The implementations of ours and PyTorch's, and the choice."""
         operator.implementation("triton", arch=">=sm_80")(functools.partial(self.by_kernel, "triton"))
         operator.implementation("cuda", arch=">=sm_90", devices=("cuda",))(functools.partial(self.by_kernel, "cuda"))
-        operator.implementation("torch")(operator.reference)
-        operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(operator.reference))
+        peers.register(operator, operator.reference)
         operator.choice(self.choose)
 
     def by_kernel(self, kernel: str, x: Tensor, dim: int = -1) -> Tensor:

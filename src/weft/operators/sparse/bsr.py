@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from weft.operators.call import check_shape
+from weft.operators.checks import check_shape
 from weft.operators.sparse.pattern import Compressed, rows_of_elements
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from weft.operators.call import check_shape
+from weft.operators.checks import check_shape
 from weft.operators.sparse.pattern import VALUES, Compressed, Kept, Made, check_array, rows_of_elements, transposed
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from weft.operators.call import check_device, check_shape, check_tensor
+from weft.operators.checks import check_device, check_shape, check_tensor
 
 INDICES = (torch.int32, torch.int64)
 VALUES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

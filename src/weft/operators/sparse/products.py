@@ -13,16 +13,9 @@ from torch import Tensor
 
 from weft.definition import BYTES, Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype
 from weft.operators import mutants
-from weft.operators.call import (
-    Choice,
-    KernelFunction,
-    cast_for_products,
-    check_same,
-    check_shape,
-    check_tensor,
-    differentiable,
-    reference_gradients,
-)
+from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
+from weft.operators.call import Choice, cast_for_products
+from weft.operators.checks import check_same, check_shape, check_tensor
 from weft.operators.configs import bucket
 from weft.operators.dispatch import Route
 from weft.operators.launch import Plan, Plans

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
-from weft.operators.call import check_shape, check_tensor, guarded
+from weft.operators.call import guarded
+from weft.operators.checks import check_shape, check_tensor
 from weft.operators.configs import Configurations, tiles
 from weft.operators.dispatch import ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan

@@ -6,7 +6,7 @@ from dataclasses import InitVar, dataclass
 import torch
 from torch import Tensor
 
-from weft.operators.call import check_shape
+from weft.operators.checks import check_shape
 from weft.operators.sparse.pattern import VALUES, check_array, whole_shape
 
 PLACES = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))  # the only ones of a group that the PTX ISA allows: rising

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.operators.call import check_dim, check_shape, check_tensor
+from weft.operators.checks import check_dim, check_shape, check_tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of, tiles
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, on_gpu
+from weft.operators.autograd import KernelFunction, differentiable
+from weft.operators.call import Choice, eager, guarded, on_gpu
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, drawn
 from weft.operators.transpose.dispatch import BACKWARD, FORWARD, TransposeCall, matrices_of
@@ -148,8 +149,7 @@ transpose = Operator(
 
 transpose.implementation("triton", arch=">=sm_80")(_by_kernel("triton"))
 transpose.implementation("cuda", arch=">=sm_80", devices=("cuda",))(_by_kernel("cuda"))
-transpose.implementation("torch")(reference)
-transpose.implementation("torch.compile", devices=("cuda",))(peers.Compiled(reference))
+peers.register(transpose, reference)
 
 
 @transpose.choice

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.operators import row_cluster
 from weft.operators.axis_view import collapsed
-from weft.operators.call import check_eps, check_tensor, check_vector
+from weft.operators.checks import check_eps, check_tensor, check_vector
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route

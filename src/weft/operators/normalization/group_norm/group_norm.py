@@ -13,7 +13,8 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants, peers
-from weft.operators.call import Choice, KernelFunction, differentiable, eager, guarded, on_gpu, reference_gradients
+from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
+from weft.operators.call import Choice, eager, guarded, on_gpu
 from weft.operators.launch import Plans
 from weft.operators.normalization.group_norm.dispatch import BACKWARD, FORWARD, NAME, view_of
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
@@ -342,8 +343,7 @@ def liger(
 
 group_norm.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
 group_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",))(functools.partial(by_kernel, "cuda"))
-group_norm.implementation("torch")(torch_group_norm)
-group_norm.implementation("torch.compile", devices=("cuda",))(peers.Compiled(torch_group_norm))
+peers.register(group_norm, torch_group_norm)
 group_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 
 
