@@ -223,7 +223,7 @@ def test_parts_of_the_merge_path_are_equal_and_cover_everything(rows, m, r):
     matrix, items, z = drawn(m, 50, r, rows=rows), 32, m * r
     cut = balance.partition(matrix, items)
     first_row = cut.rows.long()
-    first_element = (torch.arange(cut.parts + 1, device=DEVICE) * items).clamp(max=m + z) - first_row
+    first_element = (torch.arange(len(cut.runs) + 1, device=DEVICE) * items).clamp(max=m + z) - first_row
     assert first_row[0] == 0 and first_row[-1] == m and first_element[-1] == z
     done = first_row.diff() + first_element.diff()
     assert (done[:-1] == items).all() and 0 < done[-1] <= items

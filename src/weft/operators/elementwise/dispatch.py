@@ -34,22 +34,16 @@ CONFIGURATIONS = {
 
 @dataclass(frozen=True, eq=False)
 class Formula:
-    """What an element-wise operator computes, the option of a call that says which one it is.
-
-    Args:
-        forward: Triton function ``(a, [b,] PRECISE) -> result``.
-        backward: Triton function ``(a, [b,] gradient, PRECISE) -> gradient of a, [of b]``; None where no gradient is computed
-            from the inputs: that of a sum is the result's own.
-        reference: the same in PyTorch; its autograd serves where a gradient of the gradient is wanted.
-        heavy: whether its arithmetic takes about as long as its bytes.
-    """
+    """What an element-wise operator computes, the option of a call that says which one it is."""
 
     name: str
     arguments: tuple[str, ...]
-    forward: Any
+    forward: Any  # Triton function ``(a, [b,] PRECISE) -> result``
+    # Triton function ``(a, [b,] gradient, PRECISE) -> gradient of a, [of b]``; None where no gradient is computed from the
+    # inputs: that of a sum is the result's own
     backward: Any
-    reference: Callable[..., Tensor]
-    heavy: bool = False
+    reference: Callable[..., Tensor]  # in PyTorch; its autograd serves where a gradient of the gradient is wanted
+    heavy: bool = False  # whether its arithmetic takes about as long as its bytes
 
 
 class Map(Call):

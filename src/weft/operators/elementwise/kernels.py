@@ -117,9 +117,7 @@ def relu_with_bits(x_ptr, y_ptr, bits_ptr, N, x_row, x_col, y_row, y_col, BLOCK:
 
 
 @triton.jit
-def relu_backward(
-    dy_ptr, bits_ptr, dx_ptr, N, dy_row, dy_col, dx_row, dx_col, BLOCK: tl.constexpr, TAIL: tl.constexpr
-):  # fmt: skip
+def relu_backward(dy_ptr, bits_ptr, dx_ptr, N, dy_row, dy_col, dx_row, dx_col, BLOCK: tl.constexpr, TAIL: tl.constexpr):
     row, col = place(N, BLOCK)
     dy = read(dy_ptr, row, col, dy_row, dy_col, N, TAIL)
     at, there = bytes_at(bits_ptr, row, N, BLOCK)

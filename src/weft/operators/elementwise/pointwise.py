@@ -54,24 +54,15 @@ class Map(KernelFunction):
 
 @dataclass(eq=False)
 class Pointwise:
-    """The call of an element-wise operator.
-
-    Args:
-        name: the operator's.
-        arguments: names of its tensors (one or two).
-        pairs: the forward and the backward formula, as of :class:`Formula`; or, of each value of ``option``, such a pair.
-        reference: the same in PyTorch.
-        option: an argument that picks the formula; its first value is the default.
-        heavy: whether the arithmetic takes about as long as the bytes.
-        function: an autograd function of ``(formula, in_place, plan, *tensors)``; only :class:`Map` saves the inputs.
-    """
+    """The call of an element-wise operator."""
 
     name: str
-    arguments: tuple[str, ...]
-    pairs: Any
+    arguments: tuple[str, ...]  # names of its tensors (one or two)
+    pairs: Any  # the forward and the backward formula, as of :class:`Formula`; or, of each value of ``option``, such a pair
     reference: Callable[..., Tensor]
-    option: str = ""
+    option: str = ""  # an argument that picks the formula; its first value is the default
     heavy: bool = False
+    # an autograd function of ``(formula, in_place, plan, *tensors)``; only :class:`Map` saves the inputs
     function: type[torch.autograd.Function] = Map
 
     def __post_init__(self) -> None:

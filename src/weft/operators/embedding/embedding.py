@@ -175,10 +175,7 @@ embedding = Operator(
             workload(N=2**16, V=128256, D=4096, tokens="half"),
         ],
         "quick": [workload(N=2**12, V=32000, D=1024)],
-        "compile": [
-            *workloads("NVD", (64, 100, 100), (640, 100, 4096)),
-            workload(N=64, V=100, D=1024, ids="int32"),
-        ],
+        "compile": [*workloads("NVD", (64, 100, 100), (640, 100, 4096)), workload(N=64, V=100, D=1024, ids="int32")],
         "tune": [workload(t, N=2**28 // d, V=32000, D=d) for t in ("fp32", "bf16") for d in TUNED],
         "model": [workload("bf16", N=8192, V=128256, D=4096)],
     },

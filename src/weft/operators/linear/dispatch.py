@@ -306,8 +306,7 @@ FORWARD = Dispatch(
     LONG,
 )  # fmt: skip
 QUANTIZED = Dispatch(
-    QuantizedCall,
-    *HANDED_OVER,
+    QuantizedCall, *HANDED_OVER,
     Route("cuda", lambda c: True, "Hopper's main loop, which leaves codes and finds the largest value",
           lambda c: QuantizedLaunch(c, True), codes_unsupported, sm=90),
     Route("cuda-unfused", lambda c: True, "Hopper's main loop finds the largest value; codes in a second launch",
@@ -425,9 +424,7 @@ def many_rows(c: "FewRowsCall | WeightGradientCall") -> str:
 
 
 FEW_ROWS = Dispatch(
-    FewRowsCall,
-    ON_CPU,
-    EMPTY,
+    FewRowsCall, ON_CPU, EMPTY,
     Route("torch", lambda c: c.w.stride(1) != 1 and c.w.shape[1] > 1,
           "rows of w are not contiguous along K, so they cannot be read 16 bytes at a time"),
     Route("triton", lambda c: len(c.x) <= (2 if c.x.dtype == torch.float32 else 1),
@@ -449,10 +446,7 @@ class WeightGradientCall(Call):
 
 
 FEW_ROWS_WEIGHT = Dispatch(
-    WeightGradientCall,
-    ON_CPU,
-    EMPTY,
-    TRACED,
+    WeightGradientCall, ON_CPU, EMPTY, TRACED,
     Route("triton", lambda c: True, "dw of a row or two is written once, from registers; dx is cuBLAS's",
           lambda c: gemv.outer_plan(c.dy, c.x), many_rows),
     Route("torch", lambda c: True, "more rows: two products of cuBLAS"),

@@ -113,8 +113,7 @@ def hopper_launch(c: ScaledCall) -> Any:
 SCALED = Dispatch(
     ScaledCall,
     Route("torch", lambda c: not c.on_gpu, "the tensors are on the CPU, where weft runs the formula in full precision"),
-    TRACED,
-    EMPTY,
+    TRACED, EMPTY,
     Route("cuda", lambda c: True, "two of e4m3 or of int8 by TMA and wgmma, scales in the epilogue",
           hopper_launch, scaled_unsupported, sm=90),
     Route("triton", lambda c: True, "codes go to the tensor cores as they are", scaled_kernels.plan),
@@ -180,9 +179,7 @@ def check_parts(x: Tensor, weight: QuantizedWeight) -> None:
 
 
 WEIGHT_ONLY = Dispatch(
-    WeightOnlyCall,
-    ON_CPU,
-    EMPTY,
+    WeightOnlyCall, ON_CPU, EMPTY,
     Route("torch", lambda c: len(c.x) > MOST_ROWS,
           "over 64 rows of x: the weight is dequantised and the product is cuBLAS's"),
     Route("cuda", lambda c: True,

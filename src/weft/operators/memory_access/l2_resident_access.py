@@ -66,10 +66,7 @@ l2_resident_access = Operator(
         pattern,
         cost=cost,
         sizes=(1, 2, 4095, 4097, 9000),
-        verify=[
-            *(workload(N=5000, passes=passes) for passes in (1, 3, 7)),
-            workload(N=5000, values="large"),
-        ],
+        verify=[*(workload(N=5000, passes=passes) for passes in (1, 3, 7)), workload(N=5000, values="large")],
         bench=[workload("fp32", N=2**k, passes=LARGEST >> k) for k in range(18, 27)],  # 1 MiB … 256 MiB
         huge=workload("bf16", N=2**31 + 17, passes=1),
         wrong=[

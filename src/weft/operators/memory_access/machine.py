@@ -8,26 +8,18 @@ BANKS = 32  # of shared memory, one 4-byte word of each a cycle
 
 @dataclass(frozen=True)
 class Machine:
-    """Defaults are an H200's.
+    """Defaults are an H200's."""
 
-    Args:
-        memory: bytes a second that a plain copy moves, reads and writes together.
-        fetch: bytes that L2 fetches from memory at once: two sectors.
-        l2: bytes that L2 holds.
-        l2_per_cycle: bytes a cycle that L2 gives all multiprocessors (NVIDIA's figure for A100, whose L2 has the same shape).
-        multiprocessors: each with ``threads`` resident threads.
-        clock: cycles a second.
-        latency: seconds from a load to its value, out of memory that is busy.
-    """
-
-    memory: float = 4.3e12
-    fetch: int = 64
-    l2: int = 60 * 10**6
-    l2_per_cycle: int = 5120
+    memory: float = 4.3e12  # bytes a second that a plain copy moves, reads and writes together
+    fetch: int = 64  # bytes that L2 fetches from memory at once: two sectors
+    l2: int = 60 * 10**6  # bytes that it holds
+    l2_per_cycle: int = (
+        5120  # bytes that it gives all multiprocessors (NVIDIA's figure for A100, whose L2 has the same shape)
+    )
     multiprocessors: int = 132
-    threads: int = 2048
-    clock: float = 1.98e9
-    latency: float = 700e-9
+    threads: int = 2048  # resident on each multiprocessor
+    clock: float = 1.98e9  # cycles a second
+    latency: float = 700e-9  # seconds from a load to its value, out of memory that is busy
 
     @property
     def l2_rate(self) -> float:

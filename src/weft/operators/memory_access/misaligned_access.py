@@ -11,13 +11,8 @@ def reference(x: Tensor, offset: int = 1) -> Tensor:
     return x[offset:].clone(memory_format=torch.contiguous_format)
 
 
-pattern = Pattern(
-    "misaligned_access",
-    reference,
-    copy_plan,
-    option=("offset", range(32), 1),
-    tensors=lambda x, offset: ((x[offset:],), ()),
-)
+option, tail = ("offset", range(32), 1), lambda x, offset: ((x[offset:],), ())
+pattern = Pattern("misaligned_access", reference, copy_plan, option=option, tensors=tail)
 
 misaligned_access = Operator(
     **define(

@@ -1,6 +1,7 @@
 """An access pattern as an operator: which kernel a call takes, the call, its implementations, what all definitions share; and
 the copy that several patterns are."""
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,28 +28,21 @@ THREADS = 256  # of a block where the pattern says how many
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """One way of going through memory, the option of a call that says which one it is.
-
-    Args:
-        name: the operator's.
-        reference: the same in PyTorch.
-        triton, cuda: ``(*tensors, *options) -> plan``, called with the tensors and the result.
-        option: name of an int that a call takes beside x [N], its allowed values and its default.
-        tensors: ``(x, option) -> the tensors that a kernel is given`` and the options of its plan.
-        result: ``(*tensors, *options) -> an empty tensor`` for the result.
-        check: ``arguments -> the same``, or raises TypeError or ValueError; x of one dimension and the option unless given.
-        declines: ``(*tensors) -> why`` the kernels do not take them besides strides (an empty string when they do).
-    """
+    """One way of going through memory, the option of a call that says which one it is."""
 
     name: str
     reference: Callable[..., Tensor]
-    triton: Callable[..., Any]
+    triton: Callable[..., Any]  # ``(*tensors, *options) -> plan``, called with the tensors and the result
     cuda: Callable[..., Any] | None = None
+    # an int that a call takes beside x [N]: its name, its allowed values and its default
     option: tuple[str, Sequence[int], int] | None = None
+    # of x and the option, the tensors that a kernel is given and the options of its plan
     tensors: Callable[..., tuple[tuple[Tensor, ...], tuple[Any, ...]]] = lambda x, *options: ((x,), options)
-    result: Callable[..., Tensor] = lambda x, *options: torch.empty_like(x)
-    check: Callable[..., tuple[Any, ...]] | None = None
-    declines: Callable[..., str] = lambda *tensors: ""
+    result: Callable[..., Tensor] = lambda x, *options: torch.empty_like(x)  # empty, of ``(*tensors, *options)``
+    check: Callable[..., tuple[Any, ...]] | None = None  # of the arguments, in place of :meth:`_checked`
+    declines: Callable[..., str] = lambda *tensors: (
+        ""
+    )  # why kernels do not take them, besides strides ("" when they do)
 
     def lowered(self, *args: Any, **named: Any) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
         """The arguments of a call, checked, as tensors and options of a plan."""
@@ -147,15 +141,11 @@ def implement(
         tensors, options = pattern.lowered(*args, **named)
         return FORWARD.choose(*tensors, pattern, *options)
 
-    def by_kernel(name: str) -> Callable[..., Tensor]:
-        plans = FORWARD.kernel(name)
-        return lambda **args: _launch(plans, pattern, **args)
-
     operator.choice(guarded(choose))
     found = torch_function or pattern.reference
-    operator.implementation("triton", arch=">=sm_80")(by_kernel("triton"))
-    if pattern.cuda is not None:
-        operator.implementation("cuda", arch=">=sm_80", devices=("cuda",))(by_kernel("cuda"))
+    for name, devices in (("triton", ("cuda", "cpu")), *([] if pattern.cuda is None else [("cuda", ("cuda",))])):
+        kernel = functools.partial(_launch, FORWARD.kernel(name), pattern)
+        operator.implementation(name, arch=">=sm_80", devices=devices)(kernel)
     operator.implementation("torch")(found)
     if compiled:
         operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(found))

@@ -89,15 +89,8 @@ def predicted_share(w: Workload, machine: Machine) -> float:
     return (2 * block + INDEX_BYTES) / (fetched + block + INDEX_BYTES)
 
 
-pattern = Pattern(
-    "random_access",
-    reference,
-    plan,
-    tensors=lambda *tensors: (tensors, ()),
-    result=result,
-    check=check,
-    declines=declines,
-)
+own = {"tensors": lambda *tensors: (tensors, ()), "result": result, "check": check, "declines": declines}
+pattern = Pattern("random_access", reference, plan, **own)
 
 random_access = Operator(
     **{
@@ -105,10 +98,7 @@ random_access = Operator(
             pattern,
             cost=cost,
             sizes=(64, 96, 1024, 4096),
-            verify=[
-                *(workload(N=4096, block=block) for block in BLOCKS),
-                workload(N=2048, values="nonfinite"),
-            ],
+            verify=[*(workload(N=4096, block=block) for block in BLOCKS), workload(N=2048, values="nonfinite")],
             bench=[workload(N=LARGEST, block=block) for block in BLOCKS],
             huge=workload("bf16", N=2**31 + 64),
             wrong=[

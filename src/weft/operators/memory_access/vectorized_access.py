@@ -40,8 +40,7 @@ vectorized_access = Operator(
     **define(
         pattern,
         verify=[
-            *(workload(N=2000, width=width) for width in WIDTHS),
-            *(workload(N=1001, width=width) for width in WIDTHS),
+            *(workload(N=n, width=width) for n in (2000, 1001) for width in WIDTHS),
             workload(N=1000, values="nonfinite"),
         ],
         bench=[workload(N=LARGEST, width=width) for width in WIDTHS],

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import adam as functional
 
-from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import peers
 from weft.operators.mutants import changed
 from weft.operators.optimizer import dispatch, workloads
@@ -60,11 +60,6 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     return {**made, "steps": workloads.counts(w, device), **workloads.NUMBERS, "maximize": w.option("maximize", False)}
 
 
-def cost(w: Workload, direction: str) -> Cost:
-    """A square root and a division an element, among others."""
-    return workloads.cost(w, 3 if w.option("amsgrad") else 2, 14, 2)
-
-
 def uncorrected(right: Callable[..., None]) -> Callable[..., None]:
     def wrong(**arguments: Any) -> None:
         right(**{**arguments, "steps": [torch.full_like(s, 1e6) for s in arguments["steps"]]})
@@ -98,7 +93,8 @@ def definition(decoupled: bool) -> dict[str, Any]:
         "axes": workloads.AXES,
         "inputs": inputs,
         "reference": reference(decoupled),
-        "cost": cost,
+        # a square root and a division an element, among others
+        "cost": lambda w, direction: workloads.cost(w, 3 if w.option("amsgrad") else 2, 14, 2),
         "options": {**workloads.OPTIONS, "amsgrad": (True, False)},
         "mutates": ("params", "exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "steps"),
         "tolerance": Tolerance(scale="tensor", ulps=4.0),

@@ -57,15 +57,9 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
             if x.device.type != "meta":
                 quantize(x.float(), code, scale, block, name == "exp_avg", format)
         made |= {f"{name}_codes": codes, f"{name}_scales": scales}
-    return {
-        **made,
-        "steps": workloads.counts(w, device),
-        **workloads.NUMBERS,
-        "maximize": w.option("maximize", False),
-        "block_size": block,
-        "state_format": format,
-        "seed": 5 if w.option("stochastic") else None,
-    }
+    flags = {"maximize": w.option("maximize", False), "seed": 5 if w.option("stochastic") else None}
+    steps = workloads.counts(w, device)
+    return {**made, "steps": steps, **workloads.NUMBERS, **flags, "block_size": block, "state_format": format}
 
 
 def cost(w: Workload, direction: str) -> Cost:
@@ -96,10 +90,6 @@ def _written(name: str, change: Callable[[Tensor], Tensor]) -> Callable[..., Non
             t.copy_(change(t))
 
     return wrong
-
-
-def _next_code(codes: Tensor) -> Tensor:
-    return codes.clamp_max(254) + 1
 
 
 def _first_moment_by_the_unsigned_map(**arguments: Any) -> None:
@@ -156,12 +146,11 @@ adamw_8bit = Operator(
             *(workload(T=2, P=700, format="fp8", **o) for o in ({"values": "nonfinite"}, {"stochastic": True})),
         ],
         "bench": [
-            workload("bf16", **workloads.MODEL),
+            *(workload(t, **workloads.MODEL) for t in ("bf16", "fp32")),
             *(
-                workload("bf16", **workloads.MODEL, **o)
-                for o in ({"format": "fp8"}, {"stochastic": True}, {"block": 2048})
+                workload("bf16", **workloads.MODEL, **{o: v})
+                for o, v in (("format", "fp8"), ("stochastic", True), ("block", 2048))
             ),
-            workload("fp32", **workloads.MODEL),
         ],
         "host": [workload("fp32", T=12, P=4096)],
         "compile": [
@@ -173,8 +162,8 @@ adamw_8bit = Operator(
         *workloads.mutants(reference, *MUTATES[1:5]),
         Mutant("scale of the wrong block", _read("exp_avg_scales", lambda scales: scales.flip(0))),
         Mutant("codes of the neighbour", _written("exp_avg_codes", lambda codes: codes.roll(1))),
-        Mutant("codes read one off", _read("exp_avg_codes", _next_code)),
-        Mutant("codes written one off", _written("exp_avg_sq_codes", _next_code)),
+        Mutant("codes read one off", _read("exp_avg_codes", lambda codes: codes.clamp_max(254) + 1)),
+        Mutant("codes written one off", _written("exp_avg_sq_codes", lambda codes: codes.clamp_max(254) + 1)),
         Mutant("no bias correction", adam.uncorrected(changed(reference, seed=lambda seed: None))),
         Mutant("first moment by the unsigned map", _first_moment_by_the_unsigned_map),
         Mutant("betas swapped", changed(reference, betas=lambda betas: betas[::-1])),
@@ -309,29 +298,21 @@ def adamw_8bit_function(
     optimizer.
 
     Args:
-        params: weights, of any shapes; float32, float16 or bfloat16, in any mixture.
-        grads: their gradients.
         exp_avg_codes: codes of the first moments, uint8, of the weights' shapes and strides: by the signed dynamic map, which
             counts its values from -0.993 to 1, or bits of e4m3.
         exp_avg_scales: [ceil(elements / block_size)] float32 each: the largest magnitude of each block of neighbours in memory.
         exp_avg_sq_codes: of the second moments: by the unsigned dynamic map, or e4m3 of the root.
         exp_avg_sq_scales: likewise.
-        steps: one float32 of one element for each weight, on the same device: steps done so far; incremented.
-        lr: learning rate; a float32 tensor on the device is read by the kernel.
-        betas: decay of the moments.
-        eps: added to the root of the second moment.
-        weight_decay: decoupled: the weight loses ``lr * weight_decay`` of itself.
-        maximize: maximize the objective instead of minimizing it.
         block_size: 128, 256, 512, 1024 or 2048.
         state_format: ``dynamic`` or ``fp8``.
-        seed: codes are rounded up or down at random, so that their expectation is right; None: to the interval.
+        seed: codes are rounded up or down at random, so that their expectation is right; None: to the interval. All others: see
+            ``weft.ops.adamw``.
 
     Returns:
         None: all lists but the gradients are changed in place. Arithmetic is fp32; results are rounded once.
 
     Raises:
-        TypeError: not lists of tensors of those dtypes, or ``maximize`` that is not a bool.
-        ValueError: lists of other lengths, tensors of other shapes or devices, numbers out of range.
+        TypeError, ValueError: as ``weft.ops.adam``.
 
     Source: Dettmers, Lewis, Shleifer & Zettlemoyer 2021, arXiv 2110.02861; Loshchilov & Hutter 2019.
     """

@@ -451,9 +451,7 @@ def described(entry, grads, table):
 
 
 @triton.jit
-def add_squares(
-    total, bad, gradient, start, size, TYPE: tl.constexpr, BLOCKS: tl.constexpr, WHOLE: tl.constexpr
-):  # fmt: skip
+def add_squares(total, bad, gradient, start, size, TYPE: tl.constexpr, BLOCKS: tl.constexpr, WHOLE: tl.constexpr):
     """Adds a chunk of some blocks to the sums of squares and the marks of what is not finite; reads all of it first."""
     BLOCK: tl.constexpr = total.shape[0]
     read = ()

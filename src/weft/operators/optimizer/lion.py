@@ -95,20 +95,16 @@ def lion_function(
     """One step of Lion in place, one launch for all tensors; :class:`weft.optim.Lion` is the optimizer.
 
     Args:
-        params: weights, of any shapes; float32, float16 or bfloat16, in any mixture.
-        grads: their gradients.
         exp_avgs: moments, of the weights' dtype or float32.
-        lr: learning rate: what every weight moves by; a float32 tensor on the device is read by the kernel.
+        lr: learning rate: what every weight moves by.
         betas: decay of the moment in the direction, and in the new moment.
-        weight_decay: decoupled: the weight loses ``lr * weight_decay`` of itself.
-        maximize: maximize the objective instead of minimizing it.
+        weight_decay: decoupled: the weight loses ``lr * weight_decay`` of itself. All others: see ``weft.ops.adam``.
 
     Returns:
         None: weights and moments are changed in place. Arithmetic is fp32; 16-bit results are rounded once.
 
     Raises:
-        TypeError: not lists of tensors of those dtypes, or ``maximize`` that is not a bool.
-        ValueError: lists of other lengths, tensors of other shapes or devices, numbers out of range.
+        TypeError, ValueError: as ``weft.ops.adam``.
 
     Source: Chen et al. 2023.
     """

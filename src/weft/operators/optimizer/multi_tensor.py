@@ -70,6 +70,10 @@ class StepOptions(NamedTuple):
     measured: bool = False  # the clipping factor and ``found`` have been computed: no norm is taken here
     zeroed: bool = False  # gradients are set to 0
 
+    def given(self, other: Tensor) -> tuple[Tensor, Tensor]:
+        """``scale`` and ``found``, or the other tensor for one that there is not."""
+        return other if self.scale is None else self.scale, other if self.found is None else self.found
+
 
 def same_order(a: Tensor, b: Tensor) -> bool:
     """Whether elements of the same index have the same offset in both (the stride of a dimension of one does not matter)."""
@@ -320,8 +324,7 @@ class Table:
         """Launches the gradients' norm, which writes the clipping factor. Returns the flag that skips the step."""
         chunks, control = self.chunk_map(active, NORM_BLOCKS * NORM_BLOCK), self.control
         norm: Any = self._norm_plan(len(chunks), o.scale is not None, o.found is not None)
-        given = control if o.scale is None else o.scale, control if o.found is None else o.found
-        tensors = grads, self.table, chunks, self.partial, self.arrivals[-1:], control, *given
+        tensors = grads, self.table, chunks, self.partial, self.arrivals[-1:], control, *o.given(control)
         norm(*tensors, len(chunks), norm.grid[0], torch.inf if o.max_norm is None else o.max_norm)
         return control[kernels.FOUND.value :] if o.guarded else o.found
 
@@ -329,8 +332,7 @@ class Table:
         """The launch that updates the active rows."""
         chunks, control = self.chunk_map(active, self.block), self.control
         plan = self._plan(len(chunks), o.scale is not None, o.max_norm is not None, o.found is not None, o.zeroed)
-        given = control if o.scale is None else o.scale, control if o.found is None else o.found
-        plan(grads, self.table, chunks, numbers, self.arrivals, control, *given, self.codebook)
+        plan(grads, self.table, chunks, numbers, self.arrivals, control, *o.given(control), self.codebook)
 
     def _plan(self, chunks: int, scaled: bool, clipped: bool, guarded: bool, zeroed: bool) -> Callable[..., None]:
         key = (chunks, scaled, clipped, guarded, zeroed)
@@ -411,22 +413,17 @@ class CudaTable(Table):
             factors = bool(given) or o.max_norm is not None
             # a skipped step is counted by one launch alone: Triton's, where there is one
             more = self._factors(o, counting=not others.any()) if factors else ()
-            plan = self._cuda_plan(len(chunks), factors)
-            plan(grads, self.table, chunks, numbers, self.arrivals, *self.lookup, *more)
+            key = "cuda", len(chunks), factors
+            if key not in self.plans:
+                self.plans[key] = self.kernel(len(chunks), factors)
+            self.plans[key](grads, self.table, chunks, numbers, self.arrivals, *self.lookup, *more)
         if others.any():
             super()._update(grads, numbers, None if others.all() else others, o)
 
     def _factors(self, o: StepOptions, counting: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """``struct Factors`` of table.cuh."""
         clip = ABSENT if o.max_norm is None else self.control[kernels.FACTOR.value :]
-        skipped = self.control[kernels.SKIPPED.value :] if counting else ABSENT
-        return clip, ABSENT if o.scale is None else o.scale, ABSENT if o.found is None else o.found, skipped
-
-    def _cuda_plan(self, chunks: int, factors: bool) -> CudaPlan:
-        key = "cuda", chunks, factors
-        if key not in self.plans:
-            self.plans[key] = self.kernel(chunks, factors)
-        return self.plans[key]
+        return clip, *o.given(ABSENT), self.control[kernels.SKIPPED.value :] if counting else ABSENT
 
 
 ADAM_SOURCE = Path(__file__).with_name("adam.cu")

@@ -103,23 +103,18 @@ def sgd_function(
     """One step of SGD in place, one launch for all tensors; :class:`weft.optim.SGD` is the optimizer.
 
     Args:
-        params: weights, of any shapes; float32, float16 or bfloat16, in any mixture.
-        grads: their gradients.
         momentum_buffers: of the weights' dtype or float32, or None: no momentum. (A first step begins with a copy of the
             gradient in place of them.)
-        lr: learning rate; a float32 tensor on the device is read by the kernel.
         momentum: decay of the buffers.
         dampening: a buffer takes 1 − that of the gradient.
         weight_decay: that times the weight is added to the gradient.
-        nesterov: go along the gradient and momentum times the new buffer.
-        maximize: maximize the objective instead of minimizing it.
+        nesterov: go along the gradient and momentum times the new buffer. All others: see ``weft.ops.adam``.
 
     Returns:
         None: weights and buffers are changed in place. Arithmetic is fp32; 16-bit results are rounded once.
 
     Raises:
-        TypeError: not lists of tensors of those dtypes, or flags that are not bools.
-        ValueError: lists of other lengths, tensors of other shapes or devices, numbers out of range.
+        TypeError, ValueError: as ``weft.ops.adam``.
 
     Source: Sutskever et al. 2013.
     """

@@ -442,10 +442,7 @@ QUANTIZE = Dispatch(
 PACKED = ("fp8_e4m3", "int4")  # formats that packed conversions are faster for: docs/notes/quantization.md
 
 DEQUANTIZE = Dispatch(
-    DequantizeCall,
-    ON_CPU,
-    TRACED,
-    EMPTY,
+    DequantizeCall, ON_CPU, TRACED, EMPTY,
     Route("torch", lambda c: not c.found, NO_ROWS),
     Route("cuda", lambda c: c.sm == 90 and c.dtype != torch.float32 and c.scheme.format in PACKED,
           "packed conversions: one pass over memory", vectors_plan, no_vectors, sm=90),

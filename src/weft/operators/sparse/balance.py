@@ -20,18 +20,14 @@ def row_width(m: int, stored: int) -> int:
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """Of a matrix's rows.
+    """Of a matrix's rows."""
 
-    Args:
-        mean, longest: elements in a row.
-        empty: rows without any.
-        padding: lanes that row-split occupies, over those that hold an element: rows of a tile wait for its longest.
-    """
-
-    mean: float
+    mean: float  # elements in a row
     longest: int
-    empty: int
-    padding: float
+    empty: int  # rows without any
+    padding: (
+        float  # lanes that row-split occupies, over those that hold an element: rows of a tile wait for its longest
+    )
 
     def __str__(self) -> str:
         return f"mean row {self.mean:.1f}, longest {self.longest}, {self.empty} empty, padding {self.padding:.2f}"
@@ -58,23 +54,14 @@ def statistics(matrix: CSR) -> RowStatistics:
 @dataclass(frozen=True)
 class Partition:
     """Equal parts of the merge path (Merrill & Garland, SC16): the ends of M rows merged with Z elements in the order in which
-    a sequential product meets them, cut every ``items``.
-
-    Args:
-        rows: [P + 1], row_offsets' dtype: the row in which part p begins; its first element is p·items - rows[p].
-        runs: [P], int32: of how many parts' open sums the row that is open at the end of part p is made, where p is the first
-            of them; else 0.
-        heads: [⌈(Z + 1) / 32⌉], int32: bit z % 32 of word z // 32 says that element z begins a row.
-    """
+    a sequential product meets them, cut every ``items``."""
 
     items: int
-    rows: Tensor
+    rows: Tensor  # [P + 1], row_offsets' dtype: the row in which part p begins; its first element is p·items - rows[p]
+    # [P], int32: of how many parts' open sums the row that is open at the end of part p is made, where p is the first of
+    # them; else 0
     runs: Tensor
-    heads: Tensor
-
-    @property
-    def parts(self) -> int:
-        return len(self.runs)
+    heads: Tensor  # [⌈(Z + 1) / 32⌉], int32: bit z % 32 of word z // 32 says that element z begins a row
 
 
 def partition(matrix: CSR, items: int) -> Partition:

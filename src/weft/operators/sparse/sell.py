@@ -22,23 +22,15 @@ class SELL:
     """A sparse matrix [M, N] as slices of C rows, each padded to its longest row. Made by :meth:`from_csr`.
 
     Element j of the row at place p lies at slice_offsets[p // C] + j·C + p % C. What pads is never read.
-
-    Args:
-        slice_offsets: [⌈M / C⌉ + 1].
-        rows: [M], int32 or int64: the row at each place.
-        lengths: [M], int32 or int64: how many elements it has.
-        columns, values: [slice_offsets[-1]].
-        shape: (M, N).
-        slice_rows: C.
     """
 
-    slice_offsets: Tensor
-    rows: Tensor
-    lengths: Tensor
-    columns: Tensor
+    slice_offsets: Tensor  # [⌈M / C⌉ + 1]
+    rows: Tensor  # [M], int32 or int64: the row at each place
+    lengths: Tensor  # [M], int32 or int64: how many elements it has
+    columns: Tensor  # [slice_offsets[-1]], as values
     values: Tensor
-    shape: tuple[int, int]
-    slice_rows: int
+    shape: tuple[int, int]  # (M, N)
+    slice_rows: int  # C
     _kept: ClassVar[Kept | None] = None  # each matrix sets its own
 
     def __repr__(self) -> str:

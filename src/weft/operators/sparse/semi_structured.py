@@ -27,18 +27,12 @@ class Sparse24:
     mma.sp.m16n8k32 with .f16 and .bf16 types"): 4 bits for each group of four, the places of its two elements, rising from the
     low bits up; groups from the lowest bits up. One int16 holds 16 columns of a row, as CUTLASS packs them: to feed the
     instruction, whole int16 have to be moved, and none repacked.
-
-    Args:
-        values: [M, K / 2]; float32, float16, bfloat16 or float64.
-        metadata: [M, K / 16], int16.
-        shape: (M, K), K a multiple of 16.
-        check: whether to look at the metadata, which waits for the device once.
     """
 
-    values: Tensor
-    metadata: Tensor
-    shape: tuple[int, int]
-    check: InitVar[bool] = True
+    values: Tensor  # [M, K / 2]; float32, float16, bfloat16 or float64
+    metadata: Tensor  # [M, K / 16], int16
+    shape: tuple[int, int]  # (M, K), K a multiple of 16
+    check: InitVar[bool] = True  # whether to look at the metadata, which waits for the device once
 
     def __post_init__(self, check: bool) -> None:
         m, k = whole_shape("Sparse24", self.shape)

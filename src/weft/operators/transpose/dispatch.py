@@ -342,9 +342,7 @@ FORWARD = Dispatch(
     Route("torch", lambda c: not c.matrices, SCATTERED),
     Route("torch", lambda c: c.plain_copy, "elements that follow each other in y do so in x: a plain copy"),
     Route("cuda", lambda c: c.large, "large: 16-byte accesses on both sides", vectors_plan, no_vectors),
-    Route(
-        "cuda", lambda c: c.large, "large: read by words, written by whole sectors", windows_plan, no_adjacent_columns
-    ),
+    Route("cuda", lambda c: c.large, "large: read by words, written by whole sectors", windows_plan, no_adjacent_columns),
     Route("triton", lambda c: c.small, "small matrices: several a program", small_plan, scattered),
     Route("triton", lambda c: True, "rows of any alignment", tiles_plan, scattered),
 )  # fmt: skip
