@@ -247,7 +247,7 @@ class Operator:
         workloads: ``verify`` (odd, tiny, strided, non-finite …), ``bench``, ``quick`` (a few points for the report),
             ``tune``, ``model`` (shapes of real models), ``transfers`` (timed on CPU and GPU, with the copies between them).
         dtypes: those that workloads without a dtype are run in.
-        directions: ``forward`` and, where it is differentiable, ``backward``.
+        directions: ``forward`` and ``backward``; by default the latter where there are ``differentiable`` arguments.
         options: of workloads, and the values that each may have: ``{"layout": ("NN", "NT"), "rows": range(1, 1000)}``.
         differentiable: names of the arguments that have gradients.
         mutates: names of the arguments that a call changes in place; they are compared like outputs.
@@ -267,7 +267,7 @@ class Operator:
     workloads: Mapping[str, Sequence[Workload]]
     tolerance: Tolerance | Mapping[str, Tolerance] = Tolerance()
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
-    directions: tuple[str, ...] = ("forward",)
+    directions: tuple[str, ...] = ()
     options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     differentiable: tuple[str, ...] = ()
     mutates: tuple[str, ...] = ()
@@ -279,6 +279,7 @@ class Operator:
     chooser: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
+        self.directions = self.directions or (("forward", "backward") if self.differentiable else ("forward",))
         for direction in self.directions:
             if direction not in ("forward", "backward"):
                 raise UnknownName("direction", direction, ("forward", "backward"))
@@ -286,12 +287,14 @@ class Operator:
     def implementation(
         self, name: str, *, backend: str = "", **declared: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Registers the decorated function as an implementation; the back end is its name unless given."""
+        """Registers the decorated function as an implementation; the back end is its name unless given. CUDA C++ runs on CUDA
+        devices alone, unless declared otherwise."""
 
         def register(function: Callable[..., Any]) -> Callable[..., Any]:
             if name in self.implementations:
                 raise ValueError(f"operator '{self.name}' already has an implementation '{name}'")
-            made = Implementation(self.name, name, function, backend or name, **declared)
+            devices = {"devices": ("cuda",)} if (backend or name) == "cuda" else {}
+            made = Implementation(self.name, name, function, backend or name, **{**devices, **declared})
             self.implementations[name] = made
             return function
 

@@ -121,7 +121,6 @@ dropout = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options={
         "layout": LAYOUTS,
         "values": VALUES,

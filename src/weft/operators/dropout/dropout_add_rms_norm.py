@@ -154,7 +154,6 @@ dropout_add_rms_norm = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options={
         "layout": LAYOUTS,
         "residual": LAYOUTS,
@@ -198,7 +197,7 @@ dropout_add_rms_norm = Operator(
 )
 
 dropout_add_rms_norm.implementation("triton", arch=">=sm_80")(by_triton)
-dropout_add_rms_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",), directions=("backward",))(by_cuda)
+dropout_add_rms_norm.implementation("cuda", arch=">=sm_90", directions=("backward",))(by_cuda)
 peers.register(dropout_add_rms_norm, in_torch)
 
 

@@ -146,7 +146,6 @@ embedding = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options={
         "layout": LAYOUTS,
         "rows": range(1, 2**31),

@@ -39,7 +39,6 @@ linear = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options=OPTIONS,
     differentiable=("x", "weight", "bias", "residual"),
     # of the longest sum; a gated activation multiplies two

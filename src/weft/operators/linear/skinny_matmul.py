@@ -106,7 +106,6 @@ skinny_matmul = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options={"bias": (False, True), "layout": LAYOUTS, "values": VALUES},
     differentiable=("x", "w", "bias"),
     tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values())),

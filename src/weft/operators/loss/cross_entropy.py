@@ -207,7 +207,6 @@ cross_entropy = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options=OPTIONS,
     differentiable=("logits",),
     tolerance=Tolerance(scale="row", ulps=2.0, terms=lambda w: 32),
@@ -224,9 +223,7 @@ cross_entropy.implementation("triton", arch=">=sm_80")(cross_entropy_triton)
 cross_entropy.implementation("single-program", backend="triton", arch=">=sm_80")(
     functools.partial(by_kernel, "single-program", "triton", True)
 )
-cross_entropy.implementation("cuda", arch=">=sm_90", devices=("cuda",))(
-    functools.partial(by_kernel, "cuda", "cuda", False)
-)
+cross_entropy.implementation("cuda", arch=">=sm_90")(functools.partial(by_kernel, "cuda", "cuda", False))
 peers.register(cross_entropy, composed)
 cross_entropy.implementation("liger", requires="liger-kernel", devices=("cuda",), directions=("forward",))(liger)
 cross_entropy.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)

@@ -79,7 +79,7 @@ cross_entropy_with_gradient = Operator(
 cross_entropy_with_gradient.implementation("triton", arch=">=sm_80")(
     functools.partial(launched, WITH_GRADIENT.kernel("triton"))
 )
-cross_entropy_with_gradient.implementation("cuda", arch=">=sm_90", devices=("cuda",))(
+cross_entropy_with_gradient.implementation("cuda", arch=">=sm_90")(
     functools.partial(launched, WITH_GRADIENT.kernel("cuda"))
 )
 cross_entropy_with_gradient.implementation("torch")(by_autograd(composed))

@@ -343,7 +343,6 @@ linear_cross_entropy = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options=OPTIONS,
     differentiable=("x", "weight", "bias"),
     tolerance={

@@ -211,7 +211,7 @@ class BiasGradient(KernelFunction):
 
 
 scaled_matmul.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
-scaled_matmul.implementation("cuda", arch="==sm_90", devices=("cuda",))(functools.partial(by_kernel, "cuda"))
+scaled_matmul.implementation("cuda", arch="==sm_90")(functools.partial(by_kernel, "cuda"))
 peers.register(scaled_matmul, cublas, dequantised)
 
 

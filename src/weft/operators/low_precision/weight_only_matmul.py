@@ -248,9 +248,7 @@ def int8pack(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> 
 
 
 weight_only_matmul.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
-weight_only_matmul.implementation("cuda", arch="==sm_90", devices=("cuda",), dtypes=("fp16", "bf16"))(
-    functools.partial(by_kernel, "cuda")
-)
+weight_only_matmul.implementation("cuda", arch="==sm_90", dtypes=("fp16", "bf16"))(functools.partial(by_kernel, "cuda"))
 weight_only_matmul.implementation("torch")(reference)
 weight_only_matmul.implementation("dense", devices=("cuda",))(dense)
 weight_only_matmul.implementation("tinygemm", devices=("cuda",), dtypes=("bf16",))(tinygemm)

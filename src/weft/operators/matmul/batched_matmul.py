@@ -66,7 +66,6 @@ batched_matmul = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options={**OPTIONS, "memory": (*LAYOUTS, "heads"), "broadcast": ("none", "a", "b", "both")},
     differentiable=("a", "b"),
     tolerance={

@@ -54,7 +54,6 @@ matmul = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options=OPTIONS,
     differentiable=("a", "b"),
     tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values())),

@@ -143,9 +143,9 @@ def implement(
 
     operator.choice(guarded(choose))
     found = torch_function or pattern.reference
-    for name, devices in (("triton", ("cuda", "cpu")), *([] if pattern.cuda is None else [("cuda", ("cuda",))])):
+    for name in ("triton", *(() if pattern.cuda is None else ("cuda",))):
         kernel = functools.partial(_launch, FORWARD.kernel(name), pattern)
-        operator.implementation(name, arch=">=sm_80", devices=devices)(kernel)
+        operator.implementation(name, arch=">=sm_80")(kernel)
     operator.implementation("torch")(found)
     if compiled:
         operator.implementation("torch.compile", devices=("cuda",))(peers.Compiled(found))

@@ -102,7 +102,6 @@ combine_tokens = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options={"layout": ("contiguous", "unaligned", "sliced", "strided", "transposed"), "weights": ("fp32", "same")},
     differentiable=("y", "weights"),
     tolerance={

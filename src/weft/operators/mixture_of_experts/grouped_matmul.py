@@ -291,7 +291,6 @@ grouped_matmul = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options={
         "gather": range(9),
         "gated": (False, True),
@@ -355,7 +354,7 @@ grouped_matmul = Operator(
 )  # fmt: skip
 
 grouped_matmul.implementation("triton", arch=">=sm_80")(grouped_matmul_triton)
-grouped_matmul.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(grouped_matmul_hopper)
+grouped_matmul.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"))(grouped_matmul_hopper)
 grouped_matmul.implementation("torch")(cublas_loop)
 grouped_matmul.implementation("grouped_mm", devices=("cuda",), dtypes=("bf16",))(torch_grouped_mm)
 grouped_matmul.implementation("torch.compile", devices=("cuda",), dtypes=("bf16",))(peers.Compiled(torch_grouped_mm))

@@ -113,7 +113,6 @@ moe_feed_forward = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options={"k": range(1, 65), "scoring": routing.SCORINGS, "normalise": (False, True)},
     differentiable=LEAVES,
     tolerance=Tolerance(scale="tensor", ulps=4.0, terms=lambda w: max(w.axes.values())),
@@ -143,7 +142,7 @@ moe_feed_forward = Operator(
 )
 
 moe_feed_forward.implementation("triton", arch=">=sm_80")(moe_feed_forward_triton)
-moe_feed_forward.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))(
+moe_feed_forward.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"))(
     layer(routing.route_top_k_triton, grouping.grouped, combining.combine_tokens_triton)
 )
 moe_feed_forward.implementation("torch")(torch_layer)

@@ -81,7 +81,6 @@ permute_tokens = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options={"layout": LAYOUTS, "position": (False, True)},
     differentiable=("x",),
     tolerance={"forward": Tolerance(exact=True), "backward": Tolerance(scale=_terms, terms=lambda w: 32)},

@@ -133,7 +133,6 @@ route_top_k = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options={
         "scoring": SCORINGS,
         "normalise": (False, True),

@@ -148,7 +148,6 @@ def define(norm: Any, eps: float, **sets: list[Workload]) -> dict[str, Any]:
         "inputs": inputs,
         "reference": reference,
         "cost": cost,
-        "directions": ("forward", "backward"),
         "options": {
             "layout": LAYOUTS,
             "values": VALUES,

@@ -136,7 +136,7 @@ dequantize = Operator(
 )
 
 dequantize.implementation("triton", arch=">=sm_80")(by_triton)
-dequantize.implementation("cuda", arch=">=sm_90", devices=("cuda",))(by_cuda)
+dequantize.implementation("cuda", arch=">=sm_90")(by_cuda)
 peers.register(dequantize, reference)
 
 

@@ -156,7 +156,6 @@ rotary_embedding = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options={
         "layout": VIEWS,
         "values": VALUES,

@@ -123,7 +123,7 @@ def implement(op: Scan, defined: Operator, compiled: tuple[str, ...] = ()) -> No
 
     defined.choice(guarded(choice))
     defined.implementation("triton", arch=">=sm_80")(_by_kernel(op, "triton"))
-    defined.implementation("cuda", arch=">=sm_80", devices=("cuda",))(_by_kernel(op, "cuda"))
+    defined.implementation("cuda", arch=">=sm_80")(_by_kernel(op, "cuda"))
     peers.register(defined, op.reference, directions=compiled)
 
 
@@ -163,7 +163,6 @@ def define(
         "inputs": make_inputs,
         "reference": reference,
         "cost": cost,
-        "directions": ("forward", "backward"),
         "differentiable": ("x",),
         "options": {
             "layout": LAYOUTS,

@@ -81,7 +81,6 @@ causal_softmax = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options={"layout": LAYOUTS, "values": VALUES, "scale": range(-1000, 1001)},
     differentiable=("x",),
     tolerance=masked_tolerance(reference),
@@ -131,9 +130,7 @@ causal_softmax = Operator(
 )
 
 causal_softmax.implementation("triton", arch=">=sm_80")(functools.partial(launched, plans=BY_KERNEL["triton"]))
-causal_softmax.implementation("cuda", arch=">=sm_80", devices=("cuda",))(
-    functools.partial(launched, plans=BY_KERNEL["cuda"])
-)
+causal_softmax.implementation("cuda", arch=">=sm_80")(functools.partial(launched, plans=BY_KERNEL["cuda"]))
 peers.register(causal_softmax, torch_causal_softmax)
 
 

@@ -155,7 +155,6 @@ masked_softmax = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options={
         "layout": LAYOUTS,
         "values": VALUES,
@@ -218,7 +217,7 @@ masked_softmax = Operator(
 )
 
 masked_softmax.implementation("triton", arch=">=sm_80")(functools.partial(launched, plans=BY_KERNEL["triton"]))
-masked_softmax.implementation("cuda", arch=">=sm_80", devices=("cuda",), directions=("forward",))(
+masked_softmax.implementation("cuda", arch=">=sm_80", directions=("forward",))(
     functools.partial(launched, plans=BY_KERNEL["cuda"])
 )
 peers.register(masked_softmax, torch_masked_softmax)

@@ -130,7 +130,7 @@ class RowSoftmax:
     def register(self, operator: Operator) -> None:
         """The implementations of ours and PyTorch's, and the choice."""
         operator.implementation("triton", arch=">=sm_80")(functools.partial(self.by_kernel, "triton"))
-        operator.implementation("cuda", arch=">=sm_90", devices=("cuda",))(functools.partial(self.by_kernel, "cuda"))
+        operator.implementation("cuda", arch=">=sm_90")(functools.partial(self.by_kernel, "cuda"))
         peers.register(operator, operator.reference)
         operator.choice(self.choose)
 
@@ -220,7 +220,6 @@ def definition(
         "inputs": inputs,
         "reference": reference,
         "cost": functools.partial(cost, logs=logs),
-        "directions": ("forward", "backward"),
         "options": {"layout": LAYOUTS, "values": VALUES, "dim": range(-2, 3), "inner": range(1, 2**31)},
         "differentiable": ("x",),
         "tolerance": tolerance,

@@ -298,7 +298,6 @@ def define(
         "inputs": inputs,
         "reference": right_one,
         "cost": cost,
-        "directions": ("forward", "backward"),
         "options": {**OPTIONS, "layout": layouts, "values": ("normal", "nonfinite")},
         "differentiable": (right,),
         "tolerance": {

@@ -242,7 +242,7 @@ sparse_2_4_matmul = Operator(
 )
 
 sparse_2_4_matmul.implementation("triton", arch=">=sm_80")(unpacking)
-on_hopper = sparse_2_4_matmul.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"), devices=("cuda",))
+on_hopper = sparse_2_4_matmul.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"))
 on_hopper(sparse_tensor_cores)
 sparse_2_4_matmul.implementation("torch")(torch_semi_structured)
 sparse_2_4_matmul.implementation("torch dense")(dense)

@@ -98,7 +98,6 @@ transpose = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     options={"layout": LAYOUTS, "values": VALUES, "batch": range(1, 2**31), "heads": range(1, 2**31)},
     differentiable=("x",),
     tolerance=Tolerance(exact=True),
@@ -148,7 +147,7 @@ transpose = Operator(
 )
 
 transpose.implementation("triton", arch=">=sm_80")(_by_kernel("triton"))
-transpose.implementation("cuda", arch=">=sm_80", devices=("cuda",))(_by_kernel("cuda"))
+transpose.implementation("cuda", arch=">=sm_80")(_by_kernel("cuda"))
 peers.register(transpose, reference)
 
 

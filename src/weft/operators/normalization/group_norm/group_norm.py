@@ -167,7 +167,6 @@ group_norm = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    directions=("forward", "backward"),
     differentiable=("x", "weight", "bias"),
     options={
         "layout": LAYOUTS,
@@ -342,7 +341,7 @@ def liger(
 
 
 group_norm.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
-group_norm.implementation("cuda", arch=">=sm_90", devices=("cuda",))(functools.partial(by_kernel, "cuda"))
+group_norm.implementation("cuda", arch=">=sm_90")(functools.partial(by_kernel, "cuda"))
 peers.register(group_norm, torch_group_norm)
 group_norm.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 
