@@ -64,13 +64,29 @@ def check_vector(
 
 def check_dtype(operator: str, dtype: Any) -> None:
     """Raises TypeError unless the ``dtype`` that a caller asks for is a floating-point one, or None."""
-    if dtype is not None and dtype not in FLOATS_AND_64:
-        raise TypeError(f"{operator}: argument 'dtype' is {dtype!r:.40}; expected {either(FLOATS_AND_64)}, or None")
+    fits = dtype is None or dtype in FLOATS_AND_64
+    check_value(operator, "dtype", dtype, fits, f"{either(FLOATS_AND_64)}, or None", TypeError)
 
 
-def check_eps(operator: str, eps: Any) -> None:
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not 0 <= eps <= 3e38:
-        raise ValueError(f"{operator}: argument 'eps' is {eps!r}; expected a number of at least 0 that fp32 can hold")
+def check_value(
+    operator: str, name: str, value: Any, fits: bool, expected: str, error: type[Exception] = ValueError
+) -> None:
+    """Raises ``error`` unless the value ``fits``; ``expected`` says which one would."""
+    if not fits:
+        raise error(f"{operator}: argument '{name}' is {value!r:.40}; expected {expected}")
+
+
+def is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def check_eps(operator: str, eps: Any, name: str = "eps") -> None:
+    fits = is_number(eps) and 0 <= eps <= 3e38
+    check_value(operator, name, eps, fits, "a number of at least 0 that fp32 can hold")
 
 
 def check_shape(operator: str, name: str, value: torch.Tensor, fits: bool, expected: str) -> None:
@@ -81,14 +97,11 @@ def check_shape(operator: str, name: str, value: torch.Tensor, fits: bool, expec
 
 def check_dim(operator: str, dim: Any, ndim: int) -> int:
     """``dim`` as a position from the front. Raises TypeError or ValueError (PyTorch's IndexError is not one)."""
-    if not isinstance(dim, int) or isinstance(dim, bool):
-        raise TypeError(f"{operator}: argument 'dim' is {dim!r}; expected an int")
-    if not -max(ndim, 1) <= dim < max(ndim, 1):
-        raise ValueError(
-            f"{operator}: argument 'dim' is {dim}; expected {-max(ndim, 1)} … {max(ndim, 1) - 1} "
-            f"for a tensor of {ndim} dimensions"
-        )
-    return dim % max(ndim, 1)
+    check_value(operator, "dim", dim, is_int(dim), "an int", TypeError)
+    most = max(ndim, 1)
+    expected = f"{-most} … {most - 1} for a tensor of {ndim} dimensions"
+    check_value(operator, "dim", dim, -most <= dim < most, expected)
+    return dim % most
 
 
 def either(dtypes: tuple[torch.dtype, ...]) -> str:
@@ -101,8 +114,7 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def check_flag(operator: str, argument: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{operator}: argument '{argument}' is {value!r:.40}; expected True or False")
+    check_value(operator, argument, value, isinstance(value, bool), "True or False", TypeError)
 
 
 def check_values(

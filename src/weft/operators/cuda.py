@@ -146,6 +146,11 @@ def _load(source: Path, expression: str, sm: int, shared_bytes: int, cluster: in
     return cuda.CUfunction(int(kernel))
 
 
+def flags(*values: Any) -> str:
+    """Booleans as template arguments."""
+    return ", ".join(str(bool(value)).lower() for value in values)
+
+
 @dataclass
 class CudaPlan:
     """A CUDA C++ kernel with everything but its tensors decided; call it with the tensors, which come first.

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.checks import check_device
+from weft.operators.checks import check_device, check_flag, check_value, is_int, is_number
 
 Seed = int | Tensor | None
 STEPS = 2**16  # p is a multiple of 1 / STEPS: an element has 16 random bits
@@ -37,19 +37,13 @@ def draw(device: torch.device) -> tuple[int | Tensor, int]:
 
 
 def check_probability(operator: str, p: Any, training: Any) -> None:
-    if isinstance(p, bool) or not isinstance(p, (int, float)) or not 0 <= p <= 1:
-        raise ValueError(f"{operator}: argument 'p' is {p!r:.40}; expected a probability, 0 … 1")
-    if not isinstance(training, bool):
-        raise TypeError(f"{operator}: argument 'training' is {training!r:.40}; expected True or False")
+    check_value(operator, "p", p, is_number(p) and 0 <= p <= 1, "a probability, 0 … 1")
+    check_flag(operator, "training", training)
 
 
 def check_seed(operator: str, x: Tensor, seed: Any, offset: Any) -> None:
-    if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < OFFSETS:
-        raise ValueError(f"{operator}: argument 'offset' is {offset!r:.40}; expected an int, 0 … 2**62 − 1")
-    if seed is None and offset:
-        raise ValueError(
-            f"{operator}: argument 'offset' is {offset} and 'seed' is None; expected a seed beside an offset"
-        )
+    check_value(operator, "offset", offset, is_int(offset) and 0 <= offset < OFFSETS, "an int, 0 … 2**62 − 1")
+    check_value(operator, "offset", offset, seed is not None or not offset, "a seed beside an offset ('seed' is None)")
     if isinstance(seed, Tensor):
         if seed.dtype != torch.int64 or seed.numel() != 1:
             raise ValueError(
@@ -57,5 +51,6 @@ def check_seed(operator: str, x: Tensor, seed: Any, offset: Any) -> None:
                 "int, or one element of torch.int64"
             )
         check_device(operator, "seed", seed, "x", x)
-    elif seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not -(2**63) <= seed < 2**64):
-        raise ValueError(f"{operator}: argument 'seed' is {seed!r:.40}; expected an int of 64 bits, a tensor or None")
+    elif seed is not None:
+        fits = is_int(seed) and -(2**63) <= seed < 2**64
+        check_value(operator, "seed", seed, fits, "an int of 64 bits, a tensor or None")

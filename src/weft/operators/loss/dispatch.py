@@ -19,12 +19,16 @@ from weft.operators.checks import (
     check_flag,
     check_places,
     check_same,
+    check_shape,
     check_tensor,
+    check_value,
     check_values,
     check_vector,
+    is_int,
+    is_number,
 )
 from weft.operators.configs import Config, Configurations, bucket
-from weft.operators.cuda import CTYPES, CudaPlan
+from weft.operators.cuda import CTYPES, CudaPlan, flags
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import multiprocessors
 from weft.operators.layout import rows_of
@@ -77,7 +81,7 @@ class RowsCall(Call):
 
     @property
     def words(self) -> str:
-        return ", ".join(str(flag).lower() for name, flag in self.flags().items() if name != "ACCURATE")
+        return flags(*(flag for name, flag in self.flags().items() if name != "ACCURATE"))
 
     def cuda_scalars(self, dx: Tensor, *strides: int) -> tuple[Any, ...]:
         rows = ((rows_of(t) or (0, 0, 0, 0))[2] for t in (self.x, dx))
@@ -192,27 +196,16 @@ def check(name: str, logits: Tensor, target: Tensor, weight: Tensor | None, aske
     if weight is not None:
         what = f"one for each class of 'logits' {tuple(logits.shape)}"
         check_class_weight(name, "weight", weight, classes_of(logits), what, "logits", logits)
-    if not isinstance(asked.ignore_index, int) or isinstance(asked.ignore_index, bool):
-        raise TypeError(f"{name}: argument 'ignore_index' is {asked.ignore_index!r:.40}; expected an int")
-    if not -(2**63) <= asked.ignore_index < 2**63:
-        raise ValueError(f"{name}: argument 'ignore_index' is {asked.ignore_index!r:.40}; expected an int of 64 bits")
-    if soft and asked.ignore_index >= 0:
-        raise ValueError(
-            f"{name}: argument 'ignore_index' is {asked.ignore_index} and 'target' holds probabilities; expected labels"
-        )
-    if not _number(asked.label_smoothing) or not 0 <= asked.label_smoothing <= 1:
-        raise ValueError(f"{name}: argument 'label_smoothing' is {asked.label_smoothing!r}; expected 0 … 1")
-    if not _number(asked.z_loss) or not 0 <= asked.z_loss <= FP32.max:
-        raise ValueError(
-            f"{name}: argument 'z_loss' is {asked.z_loss!r:.40}; expected a number of at least 0 that fp32 can hold"
-        )
-    cap = asked.soft_cap
-    if cap is not None and (not _number(cap) or not FP32.tiny <= cap <= FP32.max):
-        raise ValueError(
-            f"{name}: argument 'soft_cap' is {cap!r:.40}; expected a positive number that fp32 can hold, or None"
-        )
-    if asked.reduction not in REDUCTIONS:
-        raise ValueError(f"{name}: argument 'reduction' is {asked.reduction!r}; expected {', '.join(REDUCTIONS)}")
+    ignored, smoothing, z, cap, reduction = asked
+    check_value(name, "ignore_index", ignored, is_int(ignored), "an int", TypeError)
+    check_value(name, "ignore_index", ignored, -(2**63) <= ignored < 2**63, "an int of 64 bits")
+    expected = "labels in 'target', which holds probabilities"
+    check_value(name, "ignore_index", ignored, not soft or ignored < 0, expected)
+    check_value(name, "label_smoothing", smoothing, is_number(smoothing) and 0 <= smoothing <= 1, "0 … 1")
+    check_value(name, "z_loss", z, is_number(z) and 0 <= z <= FP32.max, "a number of at least 0 that fp32 can hold")
+    fits = cap is None or (is_number(cap) and FP32.tiny <= cap <= FP32.max)
+    check_value(name, "soft_cap", cap, fits, "a positive number that fp32 can hold, or None")
+    check_value(name, "reduction", reduction, reduction in REDUCTIONS, ", ".join(REDUCTIONS))
 
 
 def check_class_weight(name: str, argument: str, value: Any, classes: int, what: str, other: str, x: Tensor) -> None:
@@ -221,10 +214,6 @@ def check_class_weight(name: str, argument: str, value: Any, classes: int, what:
         raise ValueError(
             f"{name}: argument '{argument}' requires a gradient, which is not computed; expected a constant"
         )
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def classes_of(logits: Tensor) -> int:
@@ -294,7 +283,7 @@ def launch_cluster(c: LossCall) -> CudaPlan:
         shared = c.x.numel() * c.x.element_size() >= SHARED_FROM * multiprocessors(c.x.device)
         config = (shared_configuration if shared else with_gradient_configuration)(c.x.device, c.x.dtype, bucket(c.v))
         rows = RowCluster.of(c.x, config)
-        kernel = f"cross_entropy_cluster<{c.types}, {rows.template}, {str(shared).lower()}, {c.words}>"
+        kernel = f"cross_entropy_cluster<{c.types}, {rows.template}, {flags(shared)}, {c.words}>"
         shared_bytes = rows.elements * c.x.element_size() // 2 if shared else 0
         return CudaPlan(SOURCE, kernel, rows.grid, rows.threads, c.cuda_scalars(c.dx), rows.cluster, shared_bytes)
     count = 16 // c.x.element_size()
@@ -490,22 +479,19 @@ def checked(name: str, c: LinearCall, check_labels: bool) -> LinearCall:
             f"{name}: arguments 'x' and 'weight' have shapes {tuple(x.shape)} and {tuple(weight.shape)}; expected "
             "[T, D] and [V, D] (flatten leading dimensions)"
         )
-    if c.target.shape != x.shape[:1]:
-        raise ValueError(
-            f"{name}: argument 'target' has shape {tuple(c.target.shape)}; expected ({x.shape[0]},), a label for each "
-            "row of 'x'"
-        )
+    fits = c.target.shape == x.shape[:1]
+    check_shape(name, "target", c.target, fits, f"({x.shape[0]},), a label for each row of 'x'")
     classes, what = weight.shape[0], f"one for each class of 'weight' {tuple(weight.shape)}"
     if c.bias is not None:
         check_vector(name, "bias", c.bias, classes, what, "x", x, (x.dtype,))
     if c.class_weight is not None:
         check_class_weight(name, "class_weight", c.class_weight, classes, what, "x", x)
     rows = c.chunk_rows
-    if rows is not None and (not isinstance(rows, int) or isinstance(rows, bool) or rows < 1):
-        raise ValueError(f"{name}: argument 'chunk_rows' is {rows!r}; expected a number of tokens, at least 1, or None")
-    if c.accumulate not in (None, x.dtype, torch.float32):
-        allowed = ", ".join(map(str, dict.fromkeys((x.dtype, torch.float32))))
-        raise ValueError(f"{name}: argument 'accumulate' is {c.accumulate!r:.40}; expected {allowed} or None")
+    fits = rows is None or (is_int(rows) and rows >= 1)
+    check_value(name, "chunk_rows", rows, fits, "a number of tokens, at least 1, or None")
+    sums = tuple(dict.fromkeys((x.dtype, torch.float32)))
+    expected = f"{', '.join(map(str, sums))} or None"
+    check_value(name, "accumulate", c.accumulate, c.accumulate in (None, *sums), expected)
     logits = x.detach().new_empty(()).expand(x.shape[0], weight.shape[0])  # for its shape
     check(name, logits, c.target, None, c.options)
     check_range(name, c.target, weight.shape[0], c.options.ignore_index, check_labels)

@@ -22,7 +22,7 @@ from weft.operators.autograd import KernelFunction, differentiable, reference_gr
 from weft.operators.call import Choice, eager, guarded, is_distributed, on_gpu, promoted, traced, transformed
 from weft.operators.checks import check_device, check_eps, check_shape, check_tensor, check_vector
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.cuda import CTYPES, CudaPlan, not_resident, pointer_aligned, resident, shared_limit
+from weft.operators.cuda import CTYPES, CudaPlan, flags, not_resident, pointer_aligned, resident, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
 from weft.operators.launch import Plans
 from weft.operators.layout import rows_of, views
@@ -115,8 +115,7 @@ def check(c: NormCall) -> None:
     """Raises TypeError or ValueError, naming the argument."""
     name, x = c.config.name, c.x
     check_tensor(name, "x", x)
-    if x.ndim == 0:
-        raise ValueError(f"{name}: argument 'x' is a scalar; expected at least one dimension")
+    check_shape(name, "x", x, x.ndim > 0, "at least one dimension, not a scalar")
     if c.config.added:
         check_tensor(name, "residual", c.residual)
         check_device(name, "residual", c.residual, "x", x)
@@ -220,9 +219,9 @@ def cluster_unsupported(c: NormCall) -> str:
 def _cuda_forward(c: NormCall, source: str, kernel: str, sizes: str) -> CudaPlan:
     """The launch for all rows, its grid and shared memory still open."""
     config = c.config
-    flags = (config.centered, config.weighted, config.biased, config.added, c.saved)
+    known = flags(config.centered, config.weighted, config.biased, config.added, c.saved)
     types = f"{CTYPES[c.x.dtype]}, {CTYPES[c.like_weight.dtype]}"
-    expression = f"{kernel}<{types}, {sizes}, {', '.join(str(f).lower() for f in flags)}>"
+    expression = f"{kernel}<{types}, {sizes}, {known}>"
     residual = c.x if c.residual is None else c.residual
     (m, n, x_row, _), (_, _, r_row, _), (_, _, y_row, _) = views(c.x, residual, torch.empty_like(c.x, device="meta"))
     scalars = (*(ctypes.c_longlong(v) for v in (m, n, x_row, r_row, y_row, y_row)), ctypes.c_float(c.eps))
@@ -334,11 +333,11 @@ added_ring_configuration = Configurations(
 def _one_gradient_cluster(c: GradientCall) -> ring.OneCluster | None:
     configuration = added_ring_configuration if c.added else ring_configuration
     config = configuration(c.x.device, c.x.dtype, bucket(c.n), c.config.centered)
-    weight_bytes, flags = c.config.weighted * c.weight.element_size(), (c.config.centered, c.config.weighted, c.added)
+    weight_bytes, known = c.config.weighted * c.weight.element_size(), (c.config.centered, c.config.weighted, c.added)
     (m, n, *_), *_ = found = kernels.gradient_views(c)
     scalars = (*(ctypes.c_longlong(v) for v in (m, n, *(row for _, _, row, _ in found))), ctypes.c_float(c.eps))
     source = HERE / "backward.cu"
-    return ring.one_cluster(source, "norm_backward", c.x, c.weight, config, 2 + c.added, weight_bytes, flags, scalars)
+    return ring.one_cluster(source, "norm_backward", c.x, c.weight, config, 2 + c.added, weight_bytes, known, scalars)
 
 
 def gradient_clusters_unsupported(c: GradientCall) -> str:

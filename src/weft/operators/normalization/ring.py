@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.operators.configs import Config, bucket, grid_of
-from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned, resident, shared_limit
+from weft.operators.cuda import CTYPES, CudaPlan, flags, pointer_aligned, resident, shared_limit
 from weft.operators.launch import target_sm
 from weft.operators.layout import rows_of
 from weft.operators.row_cluster import MAX_CLUSTER
@@ -118,14 +118,14 @@ class OneCluster(NamedTuple):
 
 def one_cluster(
     source: Path, kernel: str, x: Tensor, weight: Tensor, config: Config, tensors: int, weight_bytes: int,
-    flags: Iterable[bool], scalars: tuple[Any, ...],
+    known: Iterable[bool], scalars: tuple[Any, ...],
 ) -> OneCluster | None:  # fmt: skip
     """None where shared memory does not hold one group of x's rows."""
     found = layout(target_sm(x.device), config, x.dtype, x.shape[-1], tensors, weight_bytes)
     if found is None:
         return None
     sizes = (config["THREADS"], config["EACH"], found.rows, found.stages, config["PER_SM"])
-    words = (CTYPES[x.dtype], CTYPES[weight.dtype], *map(str, sizes), *(str(flag).lower() for flag in flags))
+    words = (CTYPES[x.dtype], CTYPES[weight.dtype], *map(str, sizes), flags(*known))
     expression, grid = f"{kernel}<{', '.join(words)}>", (found.cluster, 1)
     plan = CudaPlan(source, expression, grid, config["THREADS"], scalars, found.cluster, found.shared)
     return OneCluster(plan, found.rows)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from weft.operators.axis_view import AxisView, axis_views
-from weft.operators.checks import check_dim, check_dtype, check_flag, check_tensor
-from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
+from weft.operators.checks import check_dim, check_dtype, check_flag, check_tensor, check_value
+from weft.operators.cuda import CTYPES, CudaPlan, flags, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING
 from weft.operators.reduction import extremum_mask
@@ -45,8 +45,7 @@ class Reduction:
         check_flag(self.name, "keepdim", keepdim)
         if isinstance(dim, (tuple, list)) and self.formula is not None:
             front: Any = tuple(sorted(check_dim(self.name, d, x.ndim) for d in dim))
-            if len(set(front)) < len(front):
-                raise ValueError(f"{self.name}: argument 'dim' is {dim}; expected each dimension once")
+            check_value(self.name, "dim", dim, len(set(front)) == len(front), "each dimension once")
             front = None if len(front) in (0, x.ndim) else front if len(front) > 1 else front[0]
         else:
             front = None if dim is None else check_dim(self.name, dim, x.ndim)
@@ -248,7 +247,7 @@ def short_rows_mask_unsupported(c: ReductionCall) -> str:
 
 
 def short_rows_mask_launch(c: ReductionCall) -> MaskPlan:
-    v, smallest = c.views[0], str(c.formula.map is negative).lower()
+    v, smallest = c.views[0], flags(c.formula.map is negative)
     forward = rows_plan(c, v, "short_rows_mask.cu", f"mask_short_rows<{{}}, {smallest}, {THREADS}>")
     return MaskPlan(c, forward, rows_plan(c, v, "short_rows_mask.cu", f"gradient_of_mask<{{}}, {THREADS}>"))
 

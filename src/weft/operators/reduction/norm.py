@@ -9,6 +9,7 @@ from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
 from weft.definition import Mutant, Operator, Tolerance, Workload, workload
 from weft.operators import mutants
+from weft.operators.checks import check_value, is_number
 from weft.operators.reduction import kernels
 from weft.operators.reduction.dispatch import Reduction
 from weft.operators.reduction.kernels import LARGEST, SUM, Formula
@@ -33,10 +34,9 @@ reduction = Reduction("norm", in_order, FORMULAS.get, empty=True, wide_in_autoca
 
 
 def order_of(p: float) -> float:
-    if not isinstance(p, (int, float)) or isinstance(p, bool):
-        raise TypeError(f"norm: argument 'p' is {p!r:.40}; expected a number")
-    if p != p or sys.float_info.max < abs(p) < math.inf:
-        raise ValueError(f"norm: argument 'p' is {p!r:.40}; expected an order that is a number and fits a float")
+    check_value("norm", "p", p, is_number(p), "a number", TypeError)
+    fits = p == p and not sys.float_info.max < abs(p) < math.inf
+    check_value("norm", "p", p, fits, "an order that is a number and fits a float")
     return float(p)
 
 

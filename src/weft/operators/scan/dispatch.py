@@ -18,7 +18,7 @@ from weft.definition import Declined
 from weft.operators.axis_view import AxisView, axis_views
 from weft.operators.checks import check_dim, check_flag, check_tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned, shared_limit
+from weft.operators.cuda import CTYPES, CudaPlan, flags, pointer_aligned, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
 from weft.operators.scan import kernels
@@ -240,11 +240,6 @@ class ScanCall(Call):
 
     def config(self, configured: Configurations) -> Config:
         return configured(self.x.device, self.x.dtype, min(bucket(self.v.N), LONGEST))
-
-
-def flags(*values: bool) -> str:
-    """As template arguments."""
-    return ", ".join(str(value).lower() for value in values)
 
 
 # ---- Triton ----------------------------------------------------------------------------------------------------------

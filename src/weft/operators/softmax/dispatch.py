@@ -14,9 +14,9 @@ from torch import Tensor
 
 from weft.operators import row_cluster
 from weft.operators.call import FLOATS
-from weft.operators.checks import check_device, check_dim, check_tensor
+from weft.operators.checks import check_device, check_dim, check_shape, check_tensor, check_value
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned, shared_limit
+from weft.operators.cuda import CTYPES, CudaPlan, flags, pointer_aligned, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import multiprocessors
 from weft.operators.layout import rows_of, views
@@ -148,7 +148,7 @@ cluster_configuration = Configurations(__file__, "cluster", row_cluster.heuristi
 
 def launch_cluster(c: SoftmaxCall) -> CudaPlan:
     rows = RowCluster.of(c.along, cluster_configuration(c.x.device, c.x.dtype, bucket(c.n)))
-    kernel = f"softmax_cluster<{CTYPES[c.x.dtype]}, {rows.template}, {str(c.logs).lower()}>"
+    kernel = f"softmax_cluster<{CTYPES[c.x.dtype]}, {rows.template}, {flags(c.logs)}>"
     return CudaPlan(FOLDER / "cluster.cu", kernel, rows.grid, rows.threads, rows.scalars, rows.cluster)
 
 
@@ -205,8 +205,7 @@ def launch_cluster_backward(c: GradientCall) -> CudaPlan:
     config = cluster_backward_configuration(c.x.device, c.x.dtype, bucket(c.n))
     rows = RowCluster.of(c.tensors[0], config)
     shared_bytes = rows.elements * c.x.element_size() * config["SHARED"]
-    flags = ", ".join(str(bool(f)).lower() for f in (config["SHARED"], c.logs))
-    kernel = f"softmax_backward_cluster<{CTYPES[c.x.dtype]}, {rows.template}, {flags}>"
+    kernel = f"softmax_backward_cluster<{CTYPES[c.x.dtype]}, {rows.template}, {flags(config['SHARED'], c.logs)}>"
     scalars = tuple(ctypes.c_longlong(v) for v in (c.n, *c.row_strides))
     source = FOLDER / "cluster_backward.cu"
     return CudaPlan(source, kernel, rows.grid, rows.threads, scalars, rows.cluster, shared_bytes)
@@ -271,13 +270,11 @@ class MaskedCall(RowCall):
         operator = "causal_softmax" if self.kind == CAUSAL else "masked_softmax"
         x, mask, scale = self.x, self.mask, self.scale
         check_tensor(operator, "x", x)
-        if x.ndim < 1 + (self.kind == CAUSAL):
-            shape = "[..., S, T]" if self.kind == CAUSAL else "[..., N]"
-            raise ValueError(f"{operator}: argument 'x' has shape {tuple(x.shape)}; expected {shape}")
-        if isinstance(scale, bool) or not isinstance(scale, numbers.Real) or not -LARGEST <= scale <= LARGEST:
-            raise ValueError(f"{operator}: argument 'scale' is {scale!r:.40}; expected a number that fp32 can hold")
-        self.scale: float = float(scale)
         self.causal = self.kind == CAUSAL
+        check_shape(operator, "x", x, x.ndim > self.causal, "[..., S, T]" if self.causal else "[..., N]")
+        real = isinstance(scale, numbers.Real) and not isinstance(scale, bool)
+        check_value(operator, "scale", scale, real and -LARGEST <= scale <= LARGEST, "a number that fp32 can hold")
+        self.scale: float = float(scale)
         self.has_mask: bool = self.kind in (BOOLEAN, ADDITIVE)
         if self.has_mask:
             check_tensor(operator, "mask", mask, (torch.bool, *FLOATS))
@@ -408,15 +405,14 @@ def launch_masked_rows(c: MaskedCall) -> CudaPlan:
     most = min(config["SHARE"], c.m // rows)
     share = max((d for d in range(1, most + 1) if m1 % d == 0), default=1)
     mask = {BOOLEAN: "Boolean", ADDITIVE: CTYPES.get(c.mask.dtype, "")}.get(c.kind, "None")
-    flags = f"{str(c.causal).lower()}, {config['THREADS']}, {config['EACH']}, {share}"
+    sizes = f"{config['THREADS']}, {config['EACH']}, {share}"
     scalars = (
         *(ctypes.c_uint(v) for v in (c.m, c.n, c.s, m1, m2)),
         *(ctypes.c_longlong(v) for v in (*c.row_strides, s0, s1, s2)),
         ctypes.c_float(c.scale),
     )
-    return masked_rows_plan(
-        f"masked_softmax<{CTYPES[c.x.dtype]}, {mask}, {flags}>", config["THREADS"], c.m // share, scalars
-    )
+    kernel = f"masked_softmax<{CTYPES[c.x.dtype]}, {mask}, {flags(c.causal)}, {sizes}>"
+    return masked_rows_plan(kernel, config["THREADS"], c.m // share, scalars)
 
 
 def launch_causal_backward(c: GradientCall) -> CudaPlan:

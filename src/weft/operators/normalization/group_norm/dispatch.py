@@ -16,9 +16,9 @@ from torch import Tensor
 
 from weft.operators import row_cluster
 from weft.operators.axis_view import collapsed
-from weft.operators.checks import check_eps, check_tensor, check_vector
+from weft.operators.checks import check_eps, check_same, check_shape, check_tensor, check_value, check_vector, is_int
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.cuda import CTYPES, CudaPlan, shared_limit
+from weft.operators.cuda import CTYPES, CudaPlan, flags, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
 from weft.operators.normalization.group_norm import kernels
@@ -135,24 +135,16 @@ def check(c: GroupNormCall) -> None:
     """Raises TypeError or ValueError, naming the argument."""
     x, num_groups, eps = c.x, c.groups, c.eps
     check_tensor(NAME, "x", x)
-    if x.ndim < 2:
-        raise ValueError(
-            f"{NAME}: argument 'x' has shape {tuple(x.shape)}; expected [B, C, ...], at least two dimensions"
-        )
-    if isinstance(num_groups, bool) or not isinstance(num_groups, int):
-        raise TypeError(f"{NAME}: argument 'num_groups' is {num_groups!r:.40}; expected an int")
-    if num_groups < 1 or x.shape[1] % num_groups:
-        raise ValueError(
-            f"{NAME}: argument 'num_groups' is {num_groups}; expected a positive divisor of {x.shape[1]}, the channels of 'x' "
-            f"{tuple(x.shape)}"
-        )
+    check_shape(NAME, "x", x, x.ndim >= 2, "[B, C, ...], at least two dimensions")
+    check_value(NAME, "num_groups", num_groups, is_int(num_groups), "an int", TypeError)
+    divides = num_groups > 0 and x.shape[1] % num_groups == 0
+    expected = f"a positive divisor of {x.shape[1]}, the channels of 'x' {tuple(x.shape)}"
+    check_value(NAME, "num_groups", num_groups, divides, expected)
     for name, value in (("weight", c.weight), ("bias", c.bias)):
         if value is not None:
             check_vector(NAME, name, value, x.shape[1], f"the channels of 'x' {tuple(x.shape)}", "x", x)
-    if c.weight is not None and c.bias is not None and c.bias.dtype != c.weight.dtype:
-        raise TypeError(
-            f"{NAME}: argument 'bias' has dtype {c.bias.dtype} and 'weight' has {c.weight.dtype}; expected the same dtype"
-        )
+    if c.weight is not None and c.bias is not None:
+        check_same(NAME, "bias", c.bias, "weight", c.weight)
     check_eps(NAME, eps)
 
 
@@ -259,22 +251,22 @@ def _forward_arguments(c: GroupNormCall) -> tuple[tuple[int | float, ...], dict[
     """Scalars and flags that both forward kernels take last."""
     v, y = views_of(c.x, like(c.x))
     scalars = (*strides_of(v, y), *(0 if t is None else t.stride(0) for t in (c.weight, c.bias)), c.eps)
-    flags = {"WEIGHTED": c.weight is not None, "BIASED": c.bias is not None, "SAVED": c.saved}
-    return scalars, {**flags, **unit_of((v, y), c.groups)}
+    known = {"WEIGHTED": c.weight is not None, "BIASED": c.bias is not None, "SAVED": c.saved}
+    return scalars, {**known, **unit_of((v, y), c.groups)}
 
 
 def held_launch(c: GroupNormCall) -> Plan:
-    g, (strides, flags) = c.layout, _forward_arguments(c)
+    g, (strides, known) = c.layout, _forward_arguments(c)
     rows = g.config["ROWS"]
     scalars = (g.rows, *g.sizes, *strides)
     grid = (triton.cdiv(g.rows, rows),)
-    return Plan(kernels.held_groups, grid, scalars, {"ROWS": rows, **g.tile, **flags}, g.config["num_warps"])
+    return Plan(kernels.held_groups, grid, scalars, {"ROWS": rows, **g.tile, **known}, g.config["num_warps"])
 
 
 def streamed_launch(c: GroupNormCall) -> Any:
-    g, (strides, flags) = c.layout, _forward_arguments(c)
+    g, (strides, known) = c.layout, _forward_arguments(c)
     scalars = (*g.numbers, *g.sizes, *g.split, *strides)
-    plan = Plan(kernels.streamed_groups, (2 * g.tasks,), scalars, {**g.tile, **flags}, g.config["num_warps"])
+    plan = Plan(kernels.streamed_groups, (2 * g.tasks,), scalars, {**g.tile, **known}, g.config["num_warps"])
     return lambda x, *tensors: plan(x, *tensors, g.state(x.device))
 
 
@@ -286,20 +278,20 @@ def _gradient_arguments(c: GradientCall) -> tuple[tuple[int | float, ...], dict[
 
 def held_gradient_launch(c: GradientCall) -> SummedPlan:
     """With little space a program takes several steps, since it writes two sums a channel; as long as programs are enough."""
-    g, (strides, flags) = c.layout, _gradient_arguments(c)
+    g, (strides, known) = c.layout, _gradient_arguments(c)
     v, rows = g.v, min(g.config["ROWS"], bucket(g.v.B))
     steps = triton.cdiv(v.B, rows) * g.groups // (8 * multiprocessors(c.x.device))
     walk = max(1, min(bucket(triton.cdiv(512, rows * v.S)), bucket(steps + 1) // 2))
     blocks = triton.cdiv(v.B, rows * walk)
-    tile = {"ROWS": rows, "WALK": walk, **g.tile, **flags}
+    tile = {"ROWS": rows, "WALK": walk, **g.tile, **known}
     plan = Plan(kernels.held_gradients, (blocks * g.groups,), (v.B, *g.sizes, *strides), tile, g.config["num_warps"])
     return SummedPlan(plan, blocks, g.v.C, 2 * c.summed)
 
 
 def streamed_gradient_launch(c: GradientCall) -> SummedPlan:
-    g, (strides, flags) = c.layout, _gradient_arguments(c)
+    g, (strides, known) = c.layout, _gradient_arguments(c)
     scalars = (*g.numbers, *g.sizes, *g.split, g.tiles_s, *strides)
-    plan = Plan(kernels.streamed_gradients, (2 * g.tasks,), scalars, {**g.tile, **flags}, g.config["num_warps"])
+    plan = Plan(kernels.streamed_gradients, (2 * g.tasks,), scalars, {**g.tile, **known}, g.config["num_warps"])
     return SummedPlan(lambda x, *tensors: plan(x, *tensors, g.state(x.device)), g.v.B * g.tiles_s, g.v.C, 2 * c.summed)
 
 
@@ -346,13 +338,10 @@ def cluster_unsupported(c: GroupNormCall) -> str:
 
 def cluster_launch(c: GroupNormCall) -> CudaPlan:
     grid = _cluster_grid(c)
-    flags = ", ".join(str(f).lower() for f in (c.weight is not None, c.bias is not None, c.saved))
-    types = f"{CTYPES[c.x.dtype]}, {CTYPES[c.like_weight.dtype]}"
+    known = flags(c.weight is not None, c.bias is not None, c.saved)
+    kernel = f"group_norm_cluster<{CTYPES[c.x.dtype]}, {CTYPES[c.like_weight.dtype]}, {grid.template}, {known}>"
     sizes = (ctypes.c_uint(v) for v in (c.groups, c.x.shape[1] // c.groups, c.space))
-    scalars, kernel = (
-        (*grid.scalars, *sizes, ctypes.c_float(c.eps)),
-        f"group_norm_cluster<{types}, {grid.template}, {flags}>",
-    )
+    scalars = (*grid.scalars, *sizes, ctypes.c_float(c.eps))
     shared = _cluster_bytes(c, grid)
     return CudaPlan(HERE / "cluster.cu", kernel, grid.grid, grid.threads, scalars, grid.cluster, shared)
 
@@ -431,9 +420,9 @@ def gradient_launch(c: GradientCall) -> SummedPlan:
     m, of_group = batch * c.groups, channels // c.groups
     config = gradient_configuration(c.x.device, c.x.dtype, bucket(c.n))
     over = spread(c.n, c.space, c.x.dtype, config)
-    flags = f"{str(c.weight is not None).lower()}, {str(c.summed).lower()}"
+    known = flags(c.weight is not None, c.summed)
     types = f"{CTYPES[c.x.dtype]}, {CTYPES[c.like_weight.dtype]}"
-    kernel = f"group_norm_gradient<{types}, {over.threads}, {config['EACH']}, {flags}>"
+    kernel = f"group_norm_gradient<{types}, {over.threads}, {config['EACH']}, {known}>"
     numbers = (over.share, c.groups, of_group, c.space, over.slots, over.channels)
     longs, words = map(ctypes.c_longlong, (c.n, m * of_group)), map(ctypes.c_uint, numbers)
     scalars = (*longs, *words, ctypes.c_float(1 / c.n))
