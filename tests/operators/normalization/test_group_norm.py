@@ -169,9 +169,7 @@ REFUSED = [
     bad("group_norm", EITHER, "'weight' has shape (1, 6); expected (6,)", X, 2, W[None]),
     bad("group_norm", EITHER, "'weight' is a float", X, 2, 1.0),
     bad("group_norm", EITHER, "'weight' has dtype float16; expected float32", X, 2, W.half()),
-    bad(
-        "group_norm", EITHER, "'bias' has dtype float16 and 'weight' has float32", X.half(), 2, W, W.half()
-    ),
+    bad("group_norm", EITHER, "'bias' has dtype float16 and 'weight' has float32", X.half(), 2, W, W.half()),
     bad("group_norm", EITHER, "'bias' has shape (3,)", X, 2, W, W[:3]),
     bad("group_norm", EITHER, "'weight' is on meta", X, 2, W.to("meta")),
     bad("group_norm", EITHER, "'eps' is -1.0", X, 2, W, W, -1.0),
