@@ -1,7 +1,9 @@
 """Weights and states of optimizers saved to a file and read back, as a run does that is resumed."""
 
+import copy
 import io
 
+import pytest
 import torch
 
 
@@ -23,3 +25,17 @@ def resumed(params, optimizer, made):
     other = made(weights)
     other.load_state_dict(saved["optimizer"])
     return weights, other
+
+
+def check_refused(optimizer, index: int, changed: dict, words: str) -> None:
+    """A state dict in which the state of a parameter is ``changed`` (None: missing) is refused, and nothing of it is loaded."""
+    broken, before = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(optimizer.state_dict())
+    broken["param_groups"][0]["lr"] = 7.0
+    broken["state"][index] = {k: v for k, v in (broken["state"][index] | changed).items() if v is not None}
+    with pytest.raises(ValueError, match=f"loaded state dict, parameter {index}: {words}"):
+        optimizer.load_state_dict(broken)
+    assert optimizer.param_groups[0]["lr"] == before["param_groups"][0]["lr"]
+    for state, kept in zip(optimizer.state_dict()["state"].values(), before["state"].values(), strict=True):
+        assert state.keys() == kept.keys() and all(state[k].equal(kept[k]) for k in kept)
+    optimizer.load_state_dict(before)
+    optimizer.step()

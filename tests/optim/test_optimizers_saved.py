@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from optimizer_samples import IN_8_BITS, MATRIX, PAIRS, assert_same_steps, both, random_step, set_gradients, weights
-from saved_states import resumed
+from saved_states import check_refused, resumed
 from where import DEVICE
 
 from weft import optim
@@ -77,29 +77,18 @@ FLOATS = "expected a tensor of floating-point numbers"
     ("AdamW", "exp_avg_sq", [1.0], rf"'exp_avg_sq' is \[1.0\]; {FLOATS}"),
     ("AdamW", "step", "three", "'step' is 'three'; expected a number, or a tensor of one"),
     ("AdamW", "step", torch.ones(2), "'step' is a tensor of torch.float32, shape .2,.; expected a number"),
-    ("Lion", "exp_avg", torch.ones(5000, dtype=torch.bool), FLOATS),
-    ("SGD", "momentum_buffer", torch.ones(5000, dtype=torch.int32), FLOATS),
+    ("Lion", "exp_avg", torch.ones(5000, dtype=torch.bool), f".*{FLOATS}"),
+    ("SGD", "momentum_buffer", torch.ones(5000, dtype=torch.int32), f".*{FLOATS}"),
     ("AdamW8bit", "exp_avg_codes", None, "'exp_avg_codes' is missing"),
     ("AdamW8bit", "exp_avg_scales", None, "'exp_avg_scales' is missing"),
     ("AdamW8bit", "exp_avg_sq_codes", torch.ones(5000), "'exp_avg_sq_codes' .* expected a tensor of torch.uint8"),
-    ("AdamW8bit", "exp_avg_sq_scales", torch.ones(20, dtype=torch.int32), FLOATS),
+    ("AdamW8bit", "exp_avg_sq_scales", torch.ones(20, dtype=torch.int32), f".*{FLOATS}"),
 ])  # fmt: skip
 def test_a_state_dict_that_is_not_whole_is_refused_and_nothing_is_loaded(name, key, value, words):
     mine = weights(((3,), (5000,)))
     a = getattr(optim, name)(mine, **PAIRS.get(name, {}))
     random_step(a)
-    broken, before = copy.deepcopy(a.state_dict()), copy.deepcopy(a.state_dict())
-    broken["param_groups"][0]["lr"] = 7.0
-    broken["state"][1][key] = value
-    if value is None:
-        del broken["state"][1][key]
-    with pytest.raises(ValueError, match=f"parameter 1: {words}" if words != FLOATS else f"parameter 1: .*{words}"):
-        a.load_state_dict(broken)
-    assert a.param_groups[0]["lr"] == before["param_groups"][0]["lr"]
-    for state, kept in zip(a.state_dict()["state"].values(), before["state"].values(), strict=True):
-        assert state.keys() == kept.keys() and all(state[k].equal(kept[k]) for k in kept)
-    a.load_state_dict(before)
-    a.step()
+    check_refused(a, 1, {key: value}, words)
 
 
 @pytest.mark.parametrize("name", [*PAIRS, "Lion", "AdamW8bit"])

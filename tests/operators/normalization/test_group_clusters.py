@@ -64,11 +64,7 @@ CASES = {
 
 SEVERAL, TWO, FOUR, ENDS, LONG = list(CASES)[:5]
 MISTAKES = {
-    "shares of full blocks": (
-        ENDS,
-        "u32 first = min(rank * share, length)",
-        "u32 first = min(rank * THREADS * EACH, length)",
-    ),
+    "shares of full blocks": (ENDS, "u32 first = min(rank * share,", "u32 first = min(rank * THREADS * EACH,"),
     "a slice too long": (
         TWO,
         "u32 first = min(rank * share, length), end = min(first + share,",

@@ -59,11 +59,7 @@ MISTAKES = {
     "squares about 0": ("fp32 far", "const float own = of_row(sums, k).x * in_mine;", "const float own = 0.f;"),
     "means that are not joined": ("fp32", "warp_sum(of.y + count * off * off)", "warp_sum(of.y)"),
     "a warp's share for a block's": ("fp32", "warps = false;", ""),
-    "a row's end counted as a whole slice": (
-        "fp32 odd",
-        "elements % ROUND - warp * MINE, MINE",
-        "ROUND - warp * MINE, MINE",
-    ),
+    "a row's end counted as a whole slice": ("fp32 odd", "elements % ROUND - warp", "ROUND - warp"),
 }
 PERSISTENT_CASES = {
     "fp32": Case(FP32, LAYER, persistent=2),
@@ -83,11 +79,7 @@ PERSISTENT_CASES = {
 BOUNDED = "fminf(sum * (sum * inverse_of_all), 3.402823466e38f)"
 PERSISTENT_MISTAKES = {
     "squares about 0": ("fp32 far", "const float d = CENTERED ? f[i] - around : f[i];", "const float d = f[i];"),
-    "squares about the first vector's mean": (
-        "fp32",
-        "squares - fminf(off * (off / EACH), 3.402823466e38f)",
-        "squares",
-    ),
+    "squares about the first vector's mean": ("fp32", "fminf(off * (off / EACH), 3.402823466e38f)", "0.f"),
     "a thread's sum about that mean": ("fp32 far", "off + EACH * around", "off"),
     "means that are not joined": ("fp32", "warp_sum(of.y + count * off * off)", "warp_sum(of.y)"),
     "squares of lanes about lane 0's mean": ("fp32", f"squares - {BOUNDED}", "squares"),
