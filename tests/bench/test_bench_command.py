@@ -219,8 +219,7 @@ def test_verification_in_processes_is_that_of_one():
         assert one[counted] == several[counted]
     key = ("operator", "implementation", "direction", "workload", "dtype", "status")
     same = [sorted([str(r[k]) for k in key] for r in found["results"]) for found in (one, several)]
-    assert same[0] == same[1]
-    assert len(seen) == len(several["results"])
+    assert same[0] == same[1] and len(seen) == len(several["results"])
 
 
 def test_a_report_says_what_it_lacks_before_it_measures(monkeypatch, tmp_path):

@@ -19,8 +19,7 @@ NAMED = ("softmax", "triton", "forward", "M=64,N=100", "fp32")
 @pytest.fixture(scope="module")
 def compiled():
     """``weft compile-check vector_add --json`` from a shell in which the interpreter is switched on."""
-    said = printed("-m", "weft", "compile-check", "vector_add", "--json", TRITON_INTERPRET="1")
-    return json.loads(said)
+    return json.loads(printed("-m", "weft", "compile-check", "vector_add", "--json", TRITON_INTERPRET="1"))
 
 
 def test_every_kernel_of_an_operator_compiles_for_every_architecture(compiled):
@@ -32,8 +31,7 @@ def test_every_kernel_of_an_operator_compiles_for_every_architecture(compiled):
 
 def test_what_a_kernel_needs_is_reported_against_the_limit(compiled):
     for r in compiled["results"]:
-        assert r["ok"] and not r["reason"]
-        assert 8 <= r["registers"] <= 255 and r["spills"] == 0
+        assert r["ok"] and not r["reason"] and 8 <= r["registers"] <= 255 and r["spills"] == 0
         assert 0 <= r["shared_bytes"] <= r["shared_limit"] == SHARED_LIMIT[int(r["arch"][3:])]
 
 

@@ -65,8 +65,7 @@ def test_errors_are_relative_to_the_scale():
 
     verdicts = {scale: [passes(scale, got) for got in (first, second)] for scale in ("element", "row", "tensor")}
     assert verdicts == {"element": [False, False], "row": [True, False], "tensor": [True, True]}
-    given = judge([second], [want], [want.float()], RELATIVE, scales=[torch.ones(2, 1, dtype=torch.float64)])
-    assert given.ok
+    assert judge([second], [want], [want.float()], RELATIVE, scales=[torch.ones(2, 1, dtype=torch.float64)]).ok
 
 
 @pytest.mark.parametrize(("got", "ok"), [

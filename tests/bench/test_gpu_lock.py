@@ -172,8 +172,7 @@ def test_autotuners_hold_the_lock(beside, monkeypatch):
     monkeypatch.setattr(peers.Compiled, "seconds", timed)
     lock.wait_for_idle = lambda: time.sleep(0.05)
     lock.wrap_autotuners()
-    assert peers.Compiled(None).seconds(None, {}) == 1.0
-    assert states == ["T"]
+    assert peers.Compiled(None).seconds(None, {}) == 1.0 and states == ["T"]
 
 
 def test_the_lock_is_not_traced_in_compiled_code(beside, monkeypatch):
@@ -193,8 +192,7 @@ def test_the_lock_is_not_traced_in_compiled_code(beside, monkeypatch):
         one.run()
         return x + 1
 
-    assert compiled(torch.ones(2)).tolist() == [2, 2]
-    assert traced == [False, False]
+    assert compiled(torch.ones(2)).tolist() == [2, 2] and traced == [False, False]
 
 
 def test_every_installed_autotuner_is_found():

@@ -58,10 +58,8 @@ def halved_reference(x, factor) -> None:
 def halved_operator(dtype: str = "fp32") -> Operator:
     return vectors(
         inputs=lambda w, g, device: {n: random_tensor(g, (w["N"],), w.dtype, device) for n in ("x", "factor")},
-        reference=halved_reference,
-        mutates=("x",),
-        dtypes=(dtype,),
-    )
+        reference=halved_reference, mutates=("x",), dtypes=(dtype,),
+    )  # fmt: skip
 
 
 halved = halved_operator()
@@ -145,12 +143,10 @@ def paged_inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     shape = (w["B"] * pages, w["P"], w["H"], w["D"])
     return {
         "q": random_tensor(g, (w["B"], w["H"], w["D"]), w.dtype, device),
-        "k_pages": random_tensor(g, shape, w.dtype, device),
-        "v_pages": random_tensor(g, shape, w.dtype, device),
+        "k_pages": random_tensor(g, shape, w.dtype, device), "v_pages": random_tensor(g, shape, w.dtype, device),
         "page_table": order.to(device, torch.int32),
-        "lengths": torch.tensor(lengths, dtype=torch.int32, device=device),
-        "score": ScoreFunction("alibi", alibi),
-    }
+        "lengths": torch.tensor(lengths, dtype=torch.int32, device=device), "score": ScoreFunction("alibi", alibi),
+    }  # fmt: skip
 
 
 def paged_reference(q, k_pages, v_pages, page_table, lengths, score) -> torch.Tensor:

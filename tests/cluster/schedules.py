@@ -60,8 +60,7 @@ def check_schedule(result) -> None:
     """Nothing is over-committed at any moment, gangs are whole, nothing is lost, jobs do their work."""
     jobs, cluster, held = result.jobs, result.cluster, result.stretches
     ran = np.flatnonzero(~np.isnan(result.start))
-    assert len(ran) + len(result.unschedulable) == len(jobs)
-    assert (result.start[ran] >= jobs.submit[ran]).all()
+    assert len(ran) + len(result.unschedulable) == len(jobs) and (result.start[ran] >= jobs.submit[ran]).all()
     length = np.bincount(held.job, np.nan_to_num(held.end - held.begin), minlength=len(jobs))
     assert length[ran] == pytest.approx((jobs.duration + result.lost)[ran], abs=1e-9)
     for now in np.unique(held.begin[~np.isnan(held.begin)]):

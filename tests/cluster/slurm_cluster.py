@@ -171,8 +171,7 @@ def slurm(nodes: int, gpus: int, scheduler: str, rate: float) -> Iterator[Slurm]
         def start(name: str, *arguments: str) -> None:
             log = ending.enter_context((folder / f"{name}.log").open("w"))
             streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            daemon = subprocess.Popen([*BEFORE_OTHERS, *arguments], env=environment, **streams)
-            ending.callback(end, daemon)
+            ending.callback(end, subprocess.Popen([*BEFORE_OTHERS, *arguments], env=environment, **streams))
 
         def logs() -> str:
             return "\n".join(f"{log.name}: {log.read_text()[-2000:]}" for log in sorted(folder.glob("*.log")))
@@ -212,8 +211,7 @@ def configure(folder: Path, nodes: int, gpus: int, scheduler: str) -> None:
     lines = [line.format(n, port, gpus, n + 1) for n, port in enumerate(ports[1:])]
     user = pwd.getpwuid(os.getuid()).pw_name
     options = {"port": ports[0], "scheduler": scheduler, "parameters": ",".join(PARAMETERS)}
-    text = CONFIGURATION.format(folder=folder, user=user, **options)
-    head, partition = text.rsplit("PartitionName", 1)
+    head, partition = CONFIGURATION.format(folder=folder, user=user, **options).rsplit("PartitionName", 1)
     (folder / "slurm.conf").write_text(head + "\n".join(lines) + "\nPartitionName" + partition)
     (folder / "gres.conf").write_text(f"NodeName=n[0-{nodes - 1}] Name=gpu File={folder}/gpu[0-{gpus - 1}]\n")
 

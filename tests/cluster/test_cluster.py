@@ -137,8 +137,7 @@ def test_both_engines_give_the_same_schedule(seeds):
 @pytest.mark.parametrize("placement", ["best", "random", "fgd"])
 def test_pods_of_several_shares_fill_a_node(placement):
     """Three pods of half of two GPUs on three GPUs: the tightest GPUs for each would leave two halves of one to the last."""
-    jobs = Jobs([0], [1], [6], pods=[3], milli=[500])
-    fast = both(jobs, Cluster.parse("1x3"), "fifo-skip", placement)
+    fast = both(Jobs([0], [1], [6], pods=[3], milli=[500]), Cluster.parse("1x3"), "fifo-skip", placement)
     assert fast.start.tolist() == [0] and sorted(fast.stretches.on.tolist()) == [0b011, 0b101, 0b110]
 
 
@@ -177,14 +176,11 @@ def test_full_nodes_with_many_kinds_of_requests_still_agree(order, placement, ti
     made = generate(120, cluster, load=4.0, sizes={1: 0.6, 2: 0.2, 4: 0.1, 8: 0.05, 24: 0.05}, sigma=0.5)
     g = np.random.default_rng(1)
     jobs = dataclasses.replace(
-        made,
-        cpu=np.minimum(made.gpus * g.choice([0, 1000, 4000, 12_000], len(made)), 32_000),
+        made, cpu=np.minimum(made.gpus * g.choice([0, 1000, 4000, 12_000], len(made)), 32_000),
         memory=np.minimum(made.gpus * g.choice([0, 2048, 8192, 24_576], len(made)), 65_536),
-        types=g.choice([0, 1, 2], len(made)),
-        type_sets=((), ("A",), ("B",)),
-    )
-    fast = both(jobs, cluster, order, placement, ties=ties)
-    assert (fast.queueing > 0).sum() > 10
+        types=g.choice([0, 1, 2], len(made)), type_sets=((), ("A",), ("B",)),
+    )  # fmt: skip
+    assert (both(jobs, cluster, order, placement, ties=ties).queueing > 0).sum() > 10
 
 
 @pytest.mark.parametrize(("job", "running", "reason"), [
@@ -205,5 +201,4 @@ def test_what_a_job_waits_for(job, running, reason):
         types=column("types", [2, 2, 1]), gpu_memory=column("gpu_memory", [0, 80, 0]), cpu=column("cpu", [1000] * 3),
         type_sets=((), ("B",), ("A",)),
     )  # fmt: skip
-    result = simulate(jobs, Cluster.of(nodes), "fifo", "first")
-    assert waits(result, -1) == {reason: 9}
+    assert waits(simulate(jobs, Cluster.of(nodes), "fifo", "first"), -1) == {reason: 9}

@@ -107,8 +107,7 @@ SLICED = {"nvidia.com/gpu.product": "NVIDIA-L40S-SHARED", "nvidia.com/gpu.replic
 ])  # fmt: skip
 def test_the_gpus_of_a_node_that_shares_them_are_counted_once(write, resources, labels, gpus):
     of = node("n", {"cpu": "8", "memory": "64Gi", **resources}, **labels)
-    nodes = cluster_file.load(write("nodes.json", {"kind": "List", "items": [of]}))
-    assert nodes.gpus.tolist() == [gpus]
+    assert cluster_file.load(write("nodes.json", {"kind": "List", "items": [of]})).gpus.tolist() == [gpus]
 
 
 @pytest.mark.parametrize(("wanted", "labels", "gpus", "milli", "dropped"), [
@@ -151,8 +150,7 @@ def test_a_job_without_a_limit_does_not_backfill(write, limit):
         ("c", "1:00:00", limit, "gres/gpu=2"),
     )
     jobs = trace.load(write("a", text), "sacct")
-    result = simulate(jobs, Cluster.parse("1x8"), "fifo-easy")
-    assert result.start.tolist() == [0, 36000, 39600]
+    assert simulate(jobs, Cluster.parse("1x8"), "fifo-easy").start.tolist() == [0, 36000, 39600]
     jobs.estimate[2] = 7200
     assert simulate(jobs, Cluster.parse("1x8"), "fifo-easy").start.tolist() == [0, 36000, 0]
 
@@ -240,11 +238,9 @@ def test_kubectl(write, rows):
     items = []
     for k, (name, submit, ran, gpus) in enumerate(rows):
         made = pod(
-            f"p{k}",
-            {"nvidia.com/gpu": gpus},
-            (stamp(submit) + "Z", stamp(submit + ran) + "Z"),
+            f"p{k}", {"nvidia.com/gpu": gpus}, (stamp(submit) + "Z", stamp(submit + ran) + "Z"),
             created=stamp(submit) + "Z",
-        )
+        )  # fmt: skip
         made["metadata"]["namespace"] = name
         items.append(made)
     same(trace.load(write("a.json", json.dumps({"kind": "List", "items": items})), "kubectl"), rows)

@@ -24,9 +24,7 @@ POLICIES = [("fifo", "best"), ("fifo-conservative", "first"), ("srtf", "topology
 ])  # fmt: skip
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_gang_is_cut_by_the_largest_node_that_it_accepts(asked, pieces, policy):
-    jobs = Jobs([0], [1], type_sets=((), ("B",)), **asked)
-    cluster = Cluster.of(MIXED)
-    fast = both(jobs, cluster, *policy)
+    fast = both(Jobs([0], [1], type_sets=((), ("B",)), **asked), Cluster.of(MIXED), *policy)
     assert fast.end.tolist() == [1] and sorted(pieces_of(fast).gpus, reverse=True) == pieces
 
 
@@ -34,8 +32,7 @@ def test_a_gang_is_cut_by_the_largest_node_that_it_accepts(asked, pieces, policy
 def test_cores_and_memory_are_divided_in_whole_numbers(order):
     """9 / 14 of 42 cores as a quotient are a thousandth more than the 27 that a node has."""
     jobs = Jobs([0, 1], [1, 1], [14, 14], cpu=[42_000] * 2, memory=[14 * 1024] * 2, pods=[0, 7])
-    cluster = Cluster.of([NodeGroup(2, 9, cpu=27, memory_gb=9)])
-    fast = both(jobs, cluster, order)
+    fast = both(jobs, Cluster.of([NodeGroup(2, 9, cpu=27, memory_gb=9)]), order)
     assert fast.end.tolist() == [1, 2] and pieces_of(fast).gpus[:2].tolist() == [9, 5]
 
 
@@ -57,8 +54,7 @@ def test_a_job_that_can_never_run_is_reported_and_the_others_run():
     result = simulate(jobs, Cluster.parse("4x8", gpu_memory_gb=80))
     assert result.unschedulable[1] == "the closest node, node-0, lacks 100 GB a GPU (it has 80)"
     assert result.unschedulable[2] == "it needs 5 free nodes of 8 GPUs that fit it, and the cluster has 4"
-    assert len(result.unschedulable) == 2
-    assert result.start[0] == 0 and np.isnan(result.start[1:]).all()
+    assert len(result.unschedulable) == 2 and result.start[0] == 0 and np.isnan(result.start[1:]).all()
 
 
 def test_missing_cores_of_pods_without_gpus_are_reported():

@@ -56,8 +56,7 @@ def chi_square(found, expected) -> float:
 @given(st.lists(st.floats(0, 1e7), min_size=1, max_size=300), st.lists(st.floats(-6, 6), min_size=1, max_size=20))
 @settings(max_examples=60, deadline=None)
 def test_a_fitted_curve_stays_within_its_sample_and_ascends(sample, z):
-    curve = Quantiles.of(np.array(sample))
-    values = curve.at(np.sort(z))
+    values = Quantiles.of(np.array(sample)).at(np.sort(z))
     assert (np.diff(values) >= -1e-6).all()
     assert min(sample) - 1e-3 <= values[0] * (1 + 1e-9) and values[-1] <= max(sample) * (1 + 1e-9) + 1e-3
 
@@ -78,8 +77,7 @@ def test_modes_and_the_longest_survive_a_fit():
 
 
 def test_arrivals_follow_hour_and_weekday():
-    arrivals = Arrivals(hours=DAY, weekdays=WEEK)
-    submit = arrivals.draw(200_000, 0.05, np.random.default_rng(5))
+    submit = Arrivals(hours=DAY, weekdays=WEEK).draw(200_000, 0.05, np.random.default_rng(5))
     whole = submit[submit < submit[-1] // (7 * 86_400) * (7 * 86_400)]
     found = np.bincount((whole // 3600).astype(int) % 168, minlength=168)
     expected = np.outer(WEEK, DAY).ravel()
@@ -197,10 +195,8 @@ def test_a_fit_finds_what_a_trace_was_made_from():
             "4": Size(0.4, (Request(4),), LogNormal(3000.0, 1.0), Quantiles((0.0, 1.0), (1.0, 5.0))),
         },
         {"a": Tenant(0.5), "b": Tenant(0.5, {"1": 0.9, "4": 0.1})},
-        Arrivals(2000.0, DAY, (3.0, 3.0, 3.0, 3.0, 2.0, 1.0, 1.0), 0.5, 0.5),
-        0.8,
-        0.7,
-    )
+        Arrivals(2000.0, DAY, (3.0, 3.0, 3.0, 3.0, 2.0, 1.0, 1.0), 0.5, 0.5), 0.8, 0.7,
+    )  # fmt: skip
     found = fit(made.generate(100_000, seed=3))
     assert set(found.sizes) == {"1", "4"} and set(found.tenants) == {"a", "b"}
     assert np.allclose(found.mix[np.argsort(list(found.tenants))], made.mix, atol=0.04)
@@ -320,8 +316,7 @@ def test_tenants_without_a_job_are_none_of_the_trace_and_a_million_is_the_most()
 def test_a_profile_is_read_back(tmp_path):
     for k, profile in enumerate((RICH, stated(), fit(RICH.generate(2000, seed=1)))):
         profile_file.save(tmp_path / f"{k}.json", profile)
-        assert profile_file.load(tmp_path / f"{k}.json") == profile
-        assert profile.source in str(profile)
+        assert profile_file.load(tmp_path / f"{k}.json") == profile and profile.source in str(profile)
 
 
 def without(text: str, *pairs: tuple[str, object]) -> str:

@@ -34,8 +34,7 @@ def test_finish_time_ratio_of_three_jobs_by_hand():
     assert finish_time_ratio(result) == pytest.approx(wanted)
     found = metrics.summary(result)["fairness"]["finish_time"]
     assert found["above_1"] == pytest.approx(2 / 3) and found["max"] == pytest.approx(200 / (50 * 1.5))
-    alone = simulate(jobs.take([2]), Cluster.parse("1x8"))
-    assert finish_time_ratio(alone).tolist() == [1.0]
+    assert finish_time_ratio(simulate(jobs.take([2]), Cluster.parse("1x8"))).tolist() == [1.0]
     assert np.isnan(finish_time_ratio(simulate(Jobs([0], [1], [9]), Cluster.parse("1x8")))).all()
 
 
@@ -53,8 +52,7 @@ def test_by_type_adds_up_to_what_was_held():
 
 
 def test_groups_add_up_to_the_whole():
-    result = simulate(random_jobs(500), Cluster.parse("3x8"), "fifo-skip")
-    found = metrics.summary(result)
+    found = metrics.summary(simulate(random_jobs(500), Cluster.parse("3x8"), "fifo-skip"))
     for groups in (found["by_size"], found["by_tenant"]):
         assert sum(of["jobs"] for of in groups.values()) == 500
         for name in ("jct", "queueing", "slowdown"):

@@ -55,8 +55,7 @@ def interrupted(result):
 def test_pieces_are_what_jobs_requested(result):
     held = allocations.of(result)
     given = np.bincount(held.job, weights=held.gpus, minlength=len(result.jobs))
-    runs = ~np.isnan(result.start) & (result.jobs.duration > 0)
-    assert (given == np.where(runs, result.jobs.gpus, 0)).all()
+    assert (given == np.where(~np.isnan(result.start) & (result.jobs.duration > 0), result.jobs.gpus, 0)).all()
 
 
 def owned_by(held, runs) -> list[set[int]]:
@@ -145,8 +144,7 @@ def test_bins_keep_the_mean_and_the_most(result, points):
     held = allocations.of(result)
     exact, few = series.over_time(result, held), series.over_time(result, held, points)
     for fine, coarse in zip(vars(exact).values(), vars(few).values(), strict=True):
-        assert len(coarse.mean) <= max(points, 1)
-        assert coarse.overall == pytest.approx(fine.overall)
+        assert len(coarse.mean) <= max(points, 1) and coarse.overall == pytest.approx(fine.overall)
         for a, b, mean, most in zip(coarse.edge[:-1], coarse.edge[1:], coarse.mean, coarse.most, strict=True):
             part = np.clip(
                 np.minimum(fine.edge[1:], b) - np.maximum(fine.edge[:-1], a), 0, None
@@ -343,8 +341,7 @@ def test_the_page_draws_moves_and_fetches_nothing(visit, tmp_path):
     plots = page.locator("#comparison .plot, details[open] .plot")
     assert plots.count() == 3 + 11
     draw(page, plots)
-    assert fits(page)
-    assert page.locator("figure.chart .meaning").count() == page.locator(".plot").count()
+    assert fits(page) and page.locator("figure.chart .meaning").count() == page.locator(".plot").count()
 
     status, bars, heat_map = page.locator("[role=status]").first, page.locator("#bars-1"), page.locator("#map-1")
     first = status.text_content()

@@ -59,8 +59,7 @@ def test_a_job_with_less_remaining_preempts_one_with_more():
 
 def test_a_victim_that_still_fits_is_reprieved():
     """The 8-GPU job stops both others; what it leaves free is enough for the smaller one, the less important of the two."""
-    jobs = Jobs([0, 0, 1], [50, 60, 5], [8, 1, 8])
-    result = simulate(jobs, Cluster.parse("1x9"), "srtf")
+    result = simulate(Jobs([0, 0, 1], [50, 60, 5], [8, 1, 8]), Cluster.parse("1x9"), "srtf")
     assert result.stops.tolist() == [1, 0, 0] and result.end.tolist() == [55, 60, 6]
 
 
@@ -71,8 +70,7 @@ def test_a_victim_that_still_fits_is_reprieved():
     ({"restart_s": 3.0, "checkpoint_s": 4.0}, 6.0, 30.0),
 ])  # fmt: skip
 def test_what_a_preemption_costs(costs, lost, end):
-    jobs = Jobs([0, 7], [20, 4], [1, 1])
-    result = simulate(jobs, Cluster.parse("1x1"), "srtf", **costs)
+    result = simulate(Jobs([0, 7], [20, 4], [1, 1]), Cluster.parse("1x1"), "srtf", **costs)
     assert result.stops.tolist() == [1, 0] and result.lost.tolist() == [lost, 0] and result.end.tolist() == [end, 11]
     assert result.queueing.tolist() == [4, 0] and result.waited.sum(1).tolist() == [4, 0]
     found = summary(result)
@@ -119,8 +117,7 @@ def test_two_preemptive_priorities_wait_as_long_as_theory_says():
     g, n = np.random.default_rng(1), 400_000
     submit, duration = np.cumsum(g.exponential(1 / 0.8, n)), g.exponential(1.0, n)
     jobs = Jobs(submit, duration, np.ones(n, int), priority=g.integers(0, 2, n))
-    result = simulate(jobs, Cluster.parse("1x1"), "priority-preemptive", "counted")
-    jct = result.end - jobs.submit
+    jct = simulate(jobs, Cluster.parse("1x1"), "priority-preemptive", "counted").end - jobs.submit
     assert jct[jobs.priority == 1].mean() == pytest.approx(1 / 0.6, rel=0.02)
     assert jct[jobs.priority == 0].mean() == pytest.approx(1 / (0.6 * 0.2), rel=0.05)
 
@@ -184,8 +181,7 @@ def test_the_page_of_a_run_with_preemptions():
     assert work == pytest.approx((jobs.gpus * (jobs.duration + result.lost)).sum())
     waiting = series.waiting(result)
     assert waiting.value.min() == 0 == waiting.value[-1]
-    area = (waiting.value[:-1] * np.diff(waiting.time)).sum()
-    assert area == pytest.approx(result.queueing.sum())
+    assert (waiting.value[:-1] * np.diff(waiting.time)).sum() == pytest.approx(result.queueing.sum())
     assert "Jobs by node and GPU" in pictures.page([result])
 
 
@@ -291,8 +287,7 @@ def test_a_gang_is_preempted_whole_and_returns_to_a_rack():
     """The gang in rack 0 makes way for a shorter job on one of its nodes, and goes on when a whole rack is free again."""
     cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
     jobs = Jobs([0.0, 0.0, 0.0, 5.0], [100.0, 40.0, 20.0, 10.0], [16, 8, 8, 8])
-    result = both(jobs, cluster, "srtf", "topology-required", restart_s=3)
-    held = result.stretches
+    held = both(jobs, cluster, "srtf", "topology-required", restart_s=3).stretches
     of_gang = [(held.begin[k], held.end[k], sorted(held.where[held.slot[k] : held.slot[k + 1]].tolist()))
                for k in np.flatnonzero(held.job == 0)]  # fmt: skip
     assert of_gang == [(0, 5, [2, 3]), (15, 113, [2, 3])]
@@ -315,8 +310,7 @@ def test_both_engines_agree_on_larger_runs(order):
     cluster = Cluster.parse("20x8")
     jobs = generate(200, cluster, load=1.6, seed=8, sizes={1: 4, 4: 2, 8: 1, 24: 1})
     jobs.priority[:] = np.arange(200) % 4
-    result = both(jobs, cluster, order, restart_s=7)
-    assert preemption_loop.VOID not in result.stretches.job
+    assert preemption_loop.VOID not in both(jobs, cluster, order, restart_s=7).stretches.job
 
 
 LARGER = [("srtf", "fgd"), ("las", "gpu-packing"), ("priority-preemptive", "best")]

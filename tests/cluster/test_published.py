@@ -29,8 +29,7 @@ def test_published_results_to_the_last_digit(file, format, nodes, order, placeme
     found = summary(simulate(jobs, Cluster.parse(nodes), order, placement))
     assert round(found["jct"]["mean"], 4) == jct
     for name, value in more.items():
-        got = found[name]["mean"] if isinstance(found[name], dict) else found[name]
-        assert round(got, 4) == value
+        assert round(found[name]["mean"] if isinstance(found[name], dict) else found[name], 4) == value
     assert not found["unschedulable"] and found["completed"] == len(jobs)
 
 

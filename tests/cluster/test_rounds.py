@@ -50,8 +50,7 @@ def test_least_time_left_first_equals_the_compiled_order(policy, seed):
 
 def test_time_slices_share_one_gpu():
     """Two jobs of 15 minutes take turns of six, which begin on the clock; each turn costs the other its GPU."""
-    jobs = Jobs([0, 0], [900, 900], [1, 1])
-    result = simulate(jobs, Cluster.parse("1x1"), "time-slices")
+    result = simulate(Jobs([0, 0], [900, 900], [1, 1]), Cluster.parse("1x1"), "time-slices")
     assert result.end.tolist() == [1620, 1980] and result.stops.tolist() == [2, 2]
     held = result.stretches
     assert list(zip(held.job[held.job == 0], held.begin[held.job == 0], held.end[held.job == 0], strict=True)) == [

@@ -87,8 +87,7 @@ def test_events_play_back_without_taking_more_than_there_is(order):
 
 def test_shares_have_their_gpus_saved():
     jobs = Jobs([0, 0, 0], [5, 5, 5], [1, 1, 2], milli=[500, 400, 1000])
-    columns = save.jobs_table(simulate(jobs, Cluster.parse("1x4"), placement="fgd"))
-    on = columns["gpus_on"].to_pylist()
+    on = save.jobs_table(simulate(jobs, Cluster.parse("1x4"), placement="fgd"))["gpus_on"].to_pylist()
     assert on[0] == on[1] and [bin(of[0]).count("1") for of in on] == [1, 1, 2]
 
 

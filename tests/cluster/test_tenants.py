@@ -55,8 +55,7 @@ def test_strict_the_head_of_the_first_tenant_blocks_all_jobs():
     strict = both(jobs_of(*rows), Cluster.parse("1x4"), "fair-share")
     assert strict.start.tolist() == [0, 10, 20, 20]
     assert waits(strict, 3) == {"priority": 7, "capacity": 10}  # it would have fitted until b's four came
-    skip = both(jobs_of(*rows), Cluster.parse("1x4"), "fair-share-skip")
-    assert skip.start.tolist() == [0, 10, 2, 3]
+    assert both(jobs_of(*rows), Cluster.parse("1x4"), "fair-share-skip").start.tolist() == [0, 10, 2, 3]
 
 
 # Kueue's own example of a cohort: nominal quotas of 9 and 12.
@@ -74,8 +73,7 @@ def test_a_tenant_borrows_what_its_cohort_leaves(quotas, of_a, lacks):
     rows = [*[("team-a", 0, 10, 1)] * 30, ("team-b", 1, 10, 12), ("team-b", 30, 10, 12)]
     for order in ("fifo", "fifo-skip", "fair-share", "sjf-skip"):
         result = both(jobs_of(*rows), Cluster.parse("4x8"), order, "counted", quotas=quotas)
-        assert (result.start == 0).sum() == of_a
-        assert result.unschedulable.get(0, "") == lacks
+        assert (result.start == 0).sum() == of_a and result.unschedulable.get(0, "") == lacks
         # b has its nominal quota once the cohort has it: when a's first ones end, and before a borrows anew
         assert result.start[30] == (1 if of_a <= 9 else 10)
         assert waits(result, 30) == ({"quota": 9} if of_a > 9 else {})
@@ -85,8 +83,7 @@ def test_a_job_that_a_quota_holds_keeps_only_its_own_tenant_waiting():
     rows = [("a", 0, 10, 4), ("a", 1, 1, 4), ("a", 2, 1, 1), ("b", 3, 1, 1), ("b", 4, 20, 18), ("b", 5, 1, 1)]
     quotas = {"a": Quota(5, 0), "b": Quota(20)}
     strict = both(jobs_of(*rows), Cluster.parse("2x10"), "fifo", quotas=quotas)
-    assert strict.start.tolist() == [0, 10, 10, 3, 11, 11]
-    assert waits(strict, 1) == {"quota": 9}
+    assert strict.start.tolist() == [0, 10, 10, 3, 11, 11] and waits(strict, 1) == {"quota": 9}
     assert waits(strict, 2) == {"priority": 8}  # the second stands before it
     skip = both(jobs_of(*rows), Cluster.parse("2x10"), "fifo-skip", quotas=quotas)
     assert skip.start.tolist() == [0, 10, 2, 3, 11, 5]
@@ -195,14 +192,12 @@ def test_quota_is_reclaimed_from_the_last_started_job():
 
 def test_jobs_within_a_nominal_quota_are_never_preempted():
     """b may not borrow while a uses its own, and waits for a's end."""
-    jobs = jobs_of(("a", 0, 100, 8), ("b", 5, 10, 8), ("b", 6, 10, 4))
-    result = reclaim(jobs, HALVES)
+    result = reclaim(jobs_of(("a", 0, 100, 8), ("b", 5, 10, 8), ("b", 6, 10, 4)), HALVES)
     assert not result.stops.any() and result.start.tolist() == [0, 5, 15]
 
 
 def test_a_job_partly_within_the_nominal_quota_counts_as_borrowing():
-    jobs = jobs_of(("a", 0, 50, 6), ("a", 1, 50, 6), ("b", 10, 5, 8))
-    result = reclaim(jobs, HALVES)
+    result = reclaim(jobs_of(("a", 0, 50, 6), ("a", 1, 50, 6), ("b", 10, 5, 8)), HALVES)
     assert result.stops.tolist() == [0, 1, 0] and result.end.tolist() == [50, 56, 15]
 
 
@@ -216,8 +211,7 @@ def test_a_tenant_below_its_quota_after_a_preemption_goes_before_those_that_borr
 
 def test_the_less_important_borrowing_job_is_preempted_first():
     jobs = jobs_of(("a", 0, 50, 8), ("a", 1, 50, 4), ("a", 2, 50, 4), ("b", 10, 5, 4), priority=[0, 0, 1, 0])
-    result = reclaim(jobs, HALVES)
-    assert result.stops.tolist() == [0, 1, 0, 0]
+    assert reclaim(jobs, HALVES).stops.tolist() == [0, 1, 0, 0]
 
 
 def test_reclaiming_costs_what_preemption_costs():
@@ -236,8 +230,7 @@ def test_a_borrowed_share_is_reclaimed():
 
 
 def test_the_wait_for_what_is_the_others_own_is_for_the_quota():
-    jobs = jobs_of(("a", 0, 10, 8), ("b", 0, 10, 8), ("b", 0, 10, 8))
-    result = reclaim(jobs, HALVES)
+    result = reclaim(jobs_of(("a", 0, 10, 8), ("b", 0, 10, 8), ("b", 0, 10, 8)), HALVES)
     assert result.waited[2, 1] == result.queueing[2] == 10
 
 

@@ -118,8 +118,7 @@ def test_a_quote_that_is_not_closed_swallows_no_jobs(write):
     text = 'submit,duration,gpus,id\n0,5,1,"a ""b"", c"\n1,5,1,"d\n2,5,1,e\n'
     with pytest.raises(trace.TraceError, match=r"t:3: unexpected end of data; expected cells, where quoted from"):
         trace.load(write("t", text), "csv")
-    jobs = trace.load(write("closed", text.replace('"d', '"d"')), "csv")
-    assert list(jobs.id) == ['a "b", c', "d", "e"]
+    assert list(trace.load(write("closed", text.replace('"d', '"d"')), "csv").id) == ['a "b", c', "d", "e"]
 
 
 def test_a_time_may_be_unknown_before_the_first_that_is_not(write):
@@ -130,8 +129,7 @@ def test_a_time_may_be_unknown_before_the_first_that_is_not(write):
 
 def test_long_lists_of_columns_that_are_not_read_are_cut(write):
     names = ["submit", "duration", "gpus", "", *(f"more{k}" for k in range(99))]
-    jobs = trace.load(write("t", f"{','.join(names)}\n{','.join('1' * len(names))}\n"), "csv")
-    (told,) = jobs.warnings
+    (told,) = trace.load(write("t", f"{','.join(names)}\n{','.join('1' * len(names))}\n"), "csv").warnings
     assert told.startswith("columns of the trace that are not read: one without a name, more0, more1, ")
     assert told.endswith("more28, and 70 more")
 

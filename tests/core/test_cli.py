@@ -169,8 +169,7 @@ def test_verify_prints_one_object_alone_and_exits_zero():
 
 def test_a_failing_verify_exits_one_and_says_how_to_reproduce_it(command, broken):
     code, out, _ = command("verify", "vector_add", "--dtype", "fp32", "--no-mutants")
-    assert code == 1
-    assert "FAIL vector_add broken forward N=1023 fp32:" in out and "PyTorch has" in out
+    assert code == 1 and "FAIL vector_add broken forward N=1023 fp32:" in out and "PyTorch has" in out
     lines = (line.strip() for line in out.splitlines())
     again = next(line for line in lines if line.startswith("weft verify") and "N=1023" in line)
     code, out, _ = command(*shlex.split(again)[1:], "--json")

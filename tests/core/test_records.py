@@ -27,8 +27,7 @@ def test_what_is_appended_is_read(tmp_path):
     path = store.append(first.gpu, first.operator, first)
     store.append(second.gpu, second.operator, second)
     store.append("CPU (2 cores)", "softmax", measurement(gpu="CPU (2 cores)"))
-    assert path == tmp_path / "nvidia-h200" / "softmax.jsonl"
-    assert store.read("NVIDIA H200") == [first, second]
+    assert path == tmp_path / "nvidia-h200" / "softmax.jsonl" and store.read("NVIDIA H200") == [first, second]
     assert len(store.read(name="softmax")) == 3 and store.read(name="matmul") == []
     assert store.machines() == ["cpu-2-cores", "nvidia-h200"]
     assert all(json.loads(line) for line in path.read_text().splitlines())
@@ -48,8 +47,7 @@ def test_a_cut_line_is_passed_over_and_mended_by_the_next_append(tmp_path, cut):
     kept = [1.0] if cut else [1.0, 2.0]
     assert [m.time_us for m in store.read()] == kept
     store.append("gpu", "softmax", measurement(time_us=3.0))
-    assert [m.time_us for m in store.read()] == [*kept, 3.0]
-    assert path.read_bytes().endswith(b"}\n")
+    assert [m.time_us for m in store.read()] == [*kept, 3.0] and path.read_bytes().endswith(b"}\n")
 
 
 def test_records_of_another_schema_are_read(tmp_path):
@@ -126,8 +124,7 @@ def test_a_kill_in_the_middle_of_appending_leaves_valid_lines(tmp_path):
         lost += len(kept) < reported
     path = store.path("gpu", "softmax")
     store.append("gpu", "softmax", measurement())
-    assert path.read_bytes().endswith(b"}\n") and store.read()[-1] == measurement()
-    assert not lost
+    assert path.read_bytes().endswith(b"}\n") and store.read()[-1] == measurement() and not lost
 
 
 def benched(run="r1", gpu="NVIDIA H200", **changed):

@@ -38,8 +38,7 @@ MIRROR = "https://mirror.example/whl/cu130"
 ])  # fmt: skip
 def test_choice(given, kind, requirement, index):
     choice = choose(pinned="2.13.0", **given)
-    assert (choice.kind, choice.requirement, choice.index) == (kind, requirement, index)
-    assert choice.reason
+    assert (choice.kind, choice.requirement, choice.index) == (kind, requirement, index) and choice.reason
     # Constraints name exact CPU versions: they would pull down a GPU's PyTorch.
     assert choice.constrained == ("driver" not in given)
 
@@ -68,15 +67,13 @@ def test_reading_pip_and_constraints():
 
 
 PROJECT = {
-    "name": "weft",
-    "dependencies": ["typer>=0.12"],
+    "name": "weft", "dependencies": ["typer>=0.12"],
     "optional-dependencies": {
         "gpu": ["torch>=2.10", "triton>=3.6; platform_system == 'Linux'", "cuda-bindings>=12.8"],
-        "nvrtc": ["nvidia-cuda-nvrtc>=12.8"],
-        "train": ["scikit-learn>=1.3", "colorama; platform_system == 'Windows'"],
+        "nvrtc": ["nvidia-cuda-nvrtc>=12.8"], "train": ["scikit-learn>=1.3", "colorama; platform_system == 'Windows'"],
         "test": ["pytest>=8", "weft[train,nvrtc]"],
     },
-}
+}  # fmt: skip
 
 
 def missing(installed: dict[str, str], cuda: str | None, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
@@ -100,14 +97,12 @@ def test_extras_are_followed_and_markers_heeded(monkeypatch):
 
 def test_cuda_12_gets_bindings_of_cuda_12(monkeypatch):
     plan = missing({"torch": "2.14.1+cu126", "triton": "3.8.0"}, "12.6", monkeypatch)
-    bindings = next(line for line in plan["missing"] if line.startswith("cuda-bindings"))
-    assert "<13" in bindings
+    assert "<13" in next(line for line in plan["missing"] if line.startswith("cuda-bindings"))
     assert not any(line.startswith("nvidia-cuda-nvrtc") for line in plan["missing"])
 
 
 def test_the_projects_own_requirements_are_understood():
-    said = printed(str(SCRIPTS / "missing_packages.py"), "gpu,test,docs,cluster")
-    assert '"missing"' in said
+    assert '"missing"' in printed(str(SCRIPTS / "missing_packages.py"), "gpu,test,docs,cluster")
 
 
 @pytest.fixture
@@ -136,20 +131,16 @@ def test_dry_run_prints_the_plan_and_changes_nothing(checkout, tmp_path, tools):
     command = [sys.executable, str(checkout / "scripts" / "setup.py"), "--dry-run"]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert f"--index-url {MIRROR}" in done.stdout
-    assert "WEFT_TORCH_INDEX names the index" in done.stdout
-    assert "-m venv" in done.stdout
-    assert contents(checkout) == before
+    assert f"--index-url {MIRROR}" in done.stdout and "WEFT_TORCH_INDEX names the index" in done.stdout
+    assert "-m venv" in done.stdout and contents(checkout) == before
 
 
 def test_a_python_that_does_not_run_is_explained(checkout):
     env = {**os.environ, "WEFT_PYTHON": "/nonexistent/python"}
     command = [sys.executable, str(checkout / "scripts" / "setup.py")]
     done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=60)
-    assert done.returncode == 1
-    assert "/nonexistent/python does not run" in done.stderr
-    assert "fix: " in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 1 and "/nonexistent/python does not run" in done.stderr
+    assert "fix: " in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_finished_set_up_is_left_alone_and_an_interrupted_one_is_not(checkout, monkeypatch):
@@ -195,21 +186,18 @@ def test_local_dry_run_changes_nothing(checkout, tmp_path):
     before = contents(tmp_path)
     done = remote_setup(checkout, "--dry-run", "--local", "--big-disk", f"{tmp_path}/big disk", HOME=str(home))
     assert done.returncode == 0, done.stderr
-    assert "make -C" in done.stdout and "weft doctor" in done.stdout
-    assert contents(tmp_path) == before
+    assert "make -C" in done.stdout and "weft doctor" in done.stdout and contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("arguments", [[], ["--big-disk"], ["--what"], ["--local", "user@host"]])
 def test_wrong_usage_is_explained(checkout, arguments):
     done = remote_setup(checkout, *arguments)
-    assert done.returncode == 1
-    assert "fix: " in done.stderr
+    assert done.returncode == 1 and "fix: " in done.stderr
 
 
 def test_a_server_without_a_driver_is_refused(checkout, tmp_path, tools):
     done = remote_setup(checkout, "--local", HOME=str(tmp_path), PATH=tools(nvidia_smi=NO_GPU))
-    assert done.returncode == 1
-    assert "nvidia-driver" in done.stderr
+    assert done.returncode == 1 and "nvidia-driver" in done.stderr
 
 
 def test_the_whole_way_with_a_fake_ssh(checkout, tmp_path, tools):
@@ -253,8 +241,7 @@ def test_the_whole_way_with_a_fake_ssh(checkout, tmp_path, tools):
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shell_scripts_are_clean():
-    scripts = [*SCRIPTS.glob("*.sh"), ROOT / ".ci" / "run"]
-    subprocess.run(["shellcheck", *map(str, scripts)], check=True)
+    subprocess.run(["shellcheck", *map(str, [*SCRIPTS.glob("*.sh"), ROOT / ".ci" / "run"])], check=True)
 
 
 def test_type_checkers_read_the_types_of_an_installed_copy():

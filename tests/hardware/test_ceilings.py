@@ -9,8 +9,7 @@ from weft.hardware.ceilings import Ceilings
 def test_the_limit_is_taken_at_the_nearest_mix_of_reads_and_writes():
     ceilings = Ceilings("cuda", {(1, 0): 100.0, (0, 1): 50.0, (1, 1): 80.0, (2, 1): 90.0})
     for reads, writes, mix in ((9, 0, (1, 0)), (0, 9, (0, 1)), (5, 5, (1, 1)), (66, 34, (2, 1)), (97, 3, (1, 0))):
-        cost = Cost(reads=reads, writes=writes)
-        microseconds, name = ceilings.limit(cost)
+        microseconds, name = ceilings.limit(Cost(reads=reads, writes=writes))
         assert name == f"memory {mix[0]}:{mix[1]}"
         assert microseconds == pytest.approx((reads + writes) / ceilings.bandwidth[mix] * 1e6)
 

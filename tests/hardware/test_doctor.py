@@ -56,8 +56,7 @@ def test_runs_where_nothing_is_installed():
     done = run_doctor("--json")
     assert done.stderr == ""
     document = json.loads(done.stdout)
-    assert document["schema"] == 1
-    assert set(document["counts"]) == {"pass", "warn", "fail"}
+    assert document["schema"] == 1 and set(document["counts"]) == {"pass", "warn", "fail"}
     assert sum(document["counts"].values()) == len(document["findings"])
     assert {f["name"] for f in document["findings"]} >= NAMES
     assert len({f["name"] for f in document["findings"]}) == len(document["findings"])
@@ -66,8 +65,7 @@ def test_runs_where_nothing_is_installed():
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", f["name"])
         assert f["status"] == "pass" or f["fix"]
         assert f["found"]
-    assert done.returncode == int(document["status"] == "fail")
-    assert time.monotonic() - started < 15
+    assert done.returncode == int(document["status"] == "fail") and time.monotonic() - started < 15
 
 
 def test_imports_the_standard_library_alone():
@@ -82,20 +80,16 @@ def test_imports_the_standard_library_alone():
 
 def test_plain_text_fits_80_columns():
     done = run_doctor(COLUMNS="80")
-    assert done.stderr == ""
-    assert "weft doctor:" in done.stdout
+    assert done.stderr == "" and "weft doctor:" in done.stdout
     for line in done.stdout.splitlines():
         assert len(line) <= 80 or " " not in line.strip(), line
     statuses = re.findall(r"^  (\S) (pass|warn|fail)  ", done.stdout, re.MULTILINE)
-    assert len(statuses) == len(NAMES)
-    assert all(findings.SYMBOLS[word] == symbol for symbol, word in statuses)
+    assert len(statuses) == len(NAMES) and all(findings.SYMBOLS[word] == symbol for symbol, word in statuses)
 
 
 def test_a_terminal_without_unicode_gets_ascii():
     done = run_doctor(PYTHONIOENCODING="ascii", PYTHONUTF8="0")
-    assert done.stderr == ""
-    assert done.stdout.isascii()
-    assert " + pass  " in done.stdout
+    assert done.stderr == "" and done.stdout.isascii() and " + pass  " in done.stdout
 
 
 @pytest.mark.parametrize(("code", "said"), [
@@ -106,11 +100,8 @@ def test_a_terminal_without_unicode_gets_ascii():
 def test_a_broken_torch_costs_one_line(fake_torch, code, said):
     done = run_doctor("--json", packages=fake_torch(code))
     found = by_name(done.stdout)
-    assert found["pytorch"]["status"] == "warn"
-    assert said in found["pytorch"]["found"]
-    assert found["pytorch"]["fix"]
-    assert "Traceback" not in done.stdout + done.stderr
-    assert set(found) >= NAMES
+    assert found["pytorch"]["status"] == "warn" and said in found["pytorch"]["found"]
+    assert found["pytorch"]["fix"] and "Traceback" not in done.stdout + done.stderr and set(found) >= NAMES
 
 
 def test_a_torch_that_hangs_is_left_after_its_time(fake_torch):
@@ -139,17 +130,14 @@ def test_an_old_driver_is_told_which_pytorch_it_loads(fake_torch, tools):
     assert found["nvidia-driver"] == {**found["nvidia-driver"], "status": "pass", "found": "535.104.05"}
     assert "A100" in found["gpus"]["found"] and "80 GiB, sm_80" in found["gpus"]["found"]
     mismatch = found["driver-fits-pytorch"]
-    assert mismatch["status"] == "fail"
-    assert "580.65.06" in mismatch["found"]
-    assert "https://download.pytorch.org/whl/cu126" in mismatch["fix"]
-    assert done.returncode == 1
+    assert mismatch["status"] == "fail" and "580.65.06" in mismatch["found"]
+    assert "https://download.pytorch.org/whl/cu126" in mismatch["fix"] and done.returncode == 1
 
 
 def test_an_nvidia_smi_that_fails_is_a_finding(tools):
     path = tools(nvidia_smi="echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     found = by_name(run_doctor("--json", PATH=path).stdout)
-    assert found["nvidia-driver"]["status"] == "fail"
-    assert "reboot" in found["nvidia-driver"]["fix"]
+    assert found["nvidia-driver"]["status"] == "fail" and "reboot" in found["nvidia-driver"]["fix"]
 
 
 def test_full_level_runs_work():
@@ -239,8 +227,7 @@ def test_another_triton_than_pytorch_pins(monkeypatch):
     monkeypatch.setattr(frameworks.importlib.metadata, "version", {"torch": "2.13.0", "triton": "3.6.0"}.__getitem__)
     monkeypatch.setattr(frameworks.importlib.metadata, "requires", lambda name: ["triton==3.7.1"])
     finding = frameworks.triton_fits()
-    assert finding.status == "warn"
-    assert "triton==3.7.1" in finding.fix
+    assert finding.status == "warn" and "triton==3.7.1" in finding.fix
 
 
 def test_little_disk(monkeypatch):
@@ -253,23 +240,20 @@ def test_little_disk(monkeypatch):
 def test_a_cgroup_limit_counts(monkeypatch):
     monkeypatch.setattr(machine, "memory_limit", lambda: 2**30)
     finding = machine.memory()
-    assert finding.status == "fail"
-    assert "1.0 GiB" in finding.found
+    assert finding.status == "fail" and "1.0 GiB" in finding.found
 
 
 def test_unwritable_cache(tmp_path):
     (tmp_path / "file").write_text("")
     finding = access.writable("triton-cache", tmp_path / "file" / ".triton", "TRITON_CACHE_DIR")
-    assert finding.status == "fail"
-    assert "TRITON_CACHE_DIR" in finding.fix
+    assert finding.status == "fail" and "TRITON_CACHE_DIR" in finding.fix
     assert access.writable("triton-cache", tmp_path / "new" / ".triton", "TRITON_CACHE_DIR").status == "pass"
     assert not (tmp_path / "new").exists()
 
 
 def test_a_check_that_raises_is_one_warning():
     (finding,) = guarded("memory", "System", lambda: 1 / 0)  # type: ignore[arg-type, return-value]
-    assert (finding.name, finding.status) == ("memory", "warn")
-    assert "ZeroDivisionError" in finding.found
+    assert (finding.name, finding.status) == ("memory", "warn") and "ZeroDivisionError" in finding.found
 
 
 def test_a_warning_needs_a_fix():
@@ -282,8 +266,7 @@ def test_exit_code_and_json():
     poor = Finding("memory", "warn", "4 GiB", "buy more", "System")
     bad = Finding("disk-here", "fail", "1 GB", "rm -r old", "System")
     assert [exit_code([good, poor]), exit_code([good, bad])] == [0, 1]
-    assert as_json([good, poor, bad])["status"] == "fail"
-    assert as_json([])["status"] == "pass"
+    assert as_json([good, poor, bad])["status"] == "fail" and as_json([])["status"] == "pass"
     json.dumps(as_json([bad]))
 
 
@@ -291,8 +274,7 @@ def test_exit_code_and_json():
 def test_render_keeps_commands_whole(width):
     command = "--index-url https://download.pytorch.org/whl/cu126"
     text = render([Finding("driver-fits-pytorch", "fail", "word " * 40, command, "Fit")], width)
-    assert "https://download.pytorch.org/whl/cu126" in text
-    assert "--index-url" in text
+    assert "https://download.pytorch.org/whl/cu126" in text and "--index-url" in text
     assert all(len(line) <= width or len(line.split()) == 1 for line in text.splitlines())
 
 

@@ -74,8 +74,7 @@ def samples(device: str) -> list[Sample]:
                 continue
             dtype = "fp32" if not made.dtypes or "fp32" in made.dtypes else made.dtypes[0]
             for w in op.cases("verify", [dtype]):
-                g = torch.Generator(device).manual_seed(0)
-                drawn = op.inputs(w, g, device)
+                drawn = op.inputs(w, torch.Generator(device).manual_seed(0), device)
                 if not all(t.numel() for t in cases.tensors(drawn)) or w.option("values"):
                     continue
                 directions = made.directions or op.directions

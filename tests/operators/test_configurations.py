@@ -50,8 +50,7 @@ def test_written_configurations_are_read_and_earlier_ones_stay(configuration, tm
 
 
 def test_buckets_are_powers_of_two_and_grids_are_complete():
-    assert [bucket(n) for n in (0, 1, 2, 3, 1024, 1025)] == [1, 1, 2, 4, 1024, 2048]
-    assert bucket(3, 16) == 16
+    assert [bucket(n) for n in (0, 1, 2, 3, 1024, 1025)] == [1, 1, 2, 4, 1024, 2048] and bucket(3, 16) == 16
     assert list(grid_of({"A": (1, 2), "B": (3,)})) == [{"A": 1, "B": 3}, {"A": 2, "B": 3}]
 
 

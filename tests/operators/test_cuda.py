@@ -161,8 +161,7 @@ def test_a_thread_keeps_the_context_that_it_has(driver):
         driver.current.context = 7
         launch(2)
 
-    assert in_a_thread(work) == [None]
-    assert driver.calls == ["get", "launch in 7", "launch in 7"]
+    assert in_a_thread(work) == [None] and driver.calls == ["get", "launch in 7", "launch in 7"]
 
 
 @pytest.mark.parametrize("fails", ["get", "retain", "set"])
@@ -190,8 +189,7 @@ def test_a_thread_may_do_nothing_else_with_cuda():
     y = torch.empty(512, 256, device="cuda")
     torch.cuda.synchronize()
     plan = TRANSPOSE.kernel("cuda").of((x,))
-    assert in_a_thread(lambda: plan(x, y)) == [None]
-    assert torch.equal(y, x.t())
+    assert in_a_thread(lambda: plan(x, y)) == [None] and torch.equal(y, x.t())
     maps = tensor_maps.Maps(x, False, (32, 64))
     (made,) = in_a_thread(lambda: maps(x))
     assert isinstance(made, tensor_maps.TensorMap)

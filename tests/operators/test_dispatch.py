@@ -31,13 +31,11 @@ def odd(c: Rows) -> str:
 
 def table(**more: Any) -> Dispatch:
     return Dispatch(
-        Rows,
-        EMPTY,
-        Route("cuda", lambda c: c.n >= c.wide, "long rows", lambda c: f"long {c.n}", odd),
+        Rows, EMPTY, Route("cuda", lambda c: c.n >= c.wide, "long rows", lambda c: f"long {c.n}", odd),
         Route("cuda", lambda c: c.n < 4, "tiny rows", lambda c: f"tiny {c.n}"),
         Route("newest", lambda c: True, "of a later architecture", lambda c: "newest", sm=999),
         Route("triton", lambda c: c.n != 50, "any rows", lambda c: "any"),
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("shape", "name", "plan"), [
@@ -45,8 +43,7 @@ def table(**more: Any) -> Dispatch:
 ])  # fmt: skip
 def test_the_first_route_that_applies_is_taken(shape, name, plan):
     x = torch.empty(shape)
-    assert table().choose(x).implementation == name
-    assert table().of((x,)) == plan
+    assert table().choose(x).implementation == name and table().of((x,)) == plan
 
 
 def test_options_come_after_the_tensors():
@@ -65,8 +62,7 @@ def test_arguments_are_checked():
 
 def test_a_kernel_by_name_takes_what_it_supports_whatever_is_best():
     kernels = table().kernel("cuda")
-    assert kernels.of((torch.empty(3, 100),)) == "long 100"
-    assert kernels.of((torch.empty(3, 2),)) == "tiny 2"
+    assert kernels.of((torch.empty(3, 100),)) == "long 100" and kernels.of((torch.empty(3, 2),)) == "tiny 2"
     assert kernels.of((torch.empty(3, 20),)) == "long 20"  # not chosen, but supported
     assert kernels.of((torch.empty(3, 21),)) == "tiny 21"
 

@@ -170,10 +170,8 @@ def test_host_times_are_taken_in_turn_and_compared_within_a_round(monkeypatch):
     monkeypatch.setattr(host, "_calls", lambda op, arguments: {name: name for name in names})
     monkeypatch.setattr(host, "host_time_us", timed)
     context = {"gpu": "G", "device": "cpu", "machine": {}, "versions": {}, "commit": "", "run": "", "time": ""}
-    bench = SimpleNamespace(device="cpu", context=lambda: context)
-    found = list(host.measure(bench, [registry.get("relu")]))
-    assert order == names * host.ROUNDS
-    assert [m.time_us for m in found] == [1, 2, 3]
+    found = list(host.measure(SimpleNamespace(device="cpu", context=lambda: context), [registry.get("relu")]))
+    assert order == names * host.ROUNDS and [m.time_us for m in found] == [1, 2, 3]
     assert [m.details["ratio_to_bare_launch"] for m in found] == [0.333, 0.667, 1]
 
 

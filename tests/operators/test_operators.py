@@ -146,8 +146,7 @@ def test_every_workload_is_written_and_read(op):
     assert str(op.parse(op.example)) == op.example
     for which in op.workloads:
         for w in op.cases(which):
-            assert op.parse(str(w), w.dtype) == w
-            assert set(w.axes) == set(op.axes) and w.dtype in op.dtypes
+            assert op.parse(str(w), w.dtype) == w and set(w.axes) == set(op.axes) and w.dtype in op.dtypes
     assert {"verify", "bench", "quick"} <= set(op.workloads)
 
 

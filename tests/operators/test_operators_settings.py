@@ -30,8 +30,7 @@ def results(op, arguments) -> list:
     wanted = [t for t in outs if t.requires_grad]
     if not (leaves and wanted):
         return outs
-    weights = [torch.full_like(t, 0.5) for t in wanted]
-    return [*outs, *torch.autograd.grad(wanted, leaves, weights)]
+    return [*outs, *torch.autograd.grad(wanted, leaves, [torch.full_like(t, 0.5) for t in wanted])]
 
 
 @pytest.fixture

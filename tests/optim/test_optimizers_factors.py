@@ -59,12 +59,10 @@ def stepped(kind, monkeypatch, *, scaled=False, other=False, **options):
 
 
 OPTIONS = {
-    "clipped": {"max_norm": 1.0},
-    "skipped": {"skip_nonfinite": True},
-    "scaled": {"scaled": True},
+    "clipped": {"max_norm": 1.0}, "skipped": {"skip_nonfinite": True}, "scaled": {"scaled": True},
     "all": {"max_norm": 100.0, "skip_nonfinite": True, "scaled": True},
     "measured elsewhere": {"max_norm": 1.0, "skip_nonfinite": True, "other": True},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -83,8 +81,7 @@ def test_two_kernels_make_the_step_of_one(options, launched, monkeypatch):
 
 def test_gradients_are_zeroed_by_triton_s(launched, monkeypatch):
     _, mine = stepped(AdamTable, monkeypatch, max_norm=1.0, zero_grads=True)
-    assert not launched
-    assert not any(p.grad.any() for p in mine if p.grad is not None)
+    assert not launched and not any(p.grad.any() for p in mine if p.grad is not None)
 
 
 def test_a_scale_of_another_dtype_is_triton_s(launched, monkeypatch):

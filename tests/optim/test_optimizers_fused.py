@@ -57,8 +57,7 @@ def test_the_norm_is_the_same_bits_every_time():
 
 
 def test_programs_that_take_several_chunks_measure_all_of_them():
-    shapes = [(5,), (3 * 8192 + 7,), (0,), (8192,), (1,)] * 9
-    mine = weights(shapes)
+    mine = weights([(5,), (3 * 8192 + 7,), (0,), (8192,), (1,)] * 9)
     for p in mine[3:30]:
         p.data = p.data.bfloat16()
     a = optim.SGD(mine, max_norm=1.0, skip_nonfinite=True)
@@ -93,8 +92,7 @@ def test_a_step_with_a_gradient_that_is_not_finite_is_skipped_and_counted(value,
         a.step()
         b.step()
     assert_close(mine, theirs, 3)
-    assert a.skipped_steps == 1
-    assert float(a.state[mine[0]]["step"]) == 3
+    assert a.skipped_steps == 1 and float(a.state[mine[0]]["step"]) == 3
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "AdamW8bit"])
@@ -109,8 +107,7 @@ def test_a_step_that_is_skipped_sets_gradients_to_0_all_the_same(name, kind):
         before = p.detach().clone()
         (p * scale).sum().backward()
         a.step()
-        assert p.equal(before) == math.isnan(scale)
-        assert not p.grad.any()
+        assert p.equal(before) == math.isnan(scale) and not p.grad.any()
     assert a.skipped_steps == 1
 
 
@@ -251,10 +248,8 @@ def test_stochastic_rounding_differs_between_steps_tensors_and_seeds(way):
         return [p.detach() for p in ps]
 
     first = run(1)
-    assert all(p.equal(q) for p, q in zip(first, run(1), strict=True))
-    assert not first[0].equal(first[1])
-    assert not first[0].equal(run(2)[0])
-    assert not first[0].equal(run(1, 2)[0])
+    assert all(p.equal(q) for p, q in zip(first, run(1), strict=True)) and not first[0].equal(first[1])
+    assert not first[0].equal(run(2)[0]) and not first[0].equal(run(1, 2)[0])
 
 
 def test_nan_survives_every_rounding(way):
@@ -345,8 +340,7 @@ def test_steps_in_backward_refuse_what_needs_all_gradients():
     for mib in (-1, math.nan, "a", None):
         with pytest.raises(ValueError, match=f"'bucket_mib' is {mib!r}; expected MiB, 0 or more"):
             optim.AdamW(weights()).overlap_with_backward(mib)
-    mine = weights()
-    a = optim.AdamW(mine)
+    a = optim.AdamW(weights())
     a.overlap_with_backward()
     a.grad_scale = torch.ones(1, device=DEVICE)
     with pytest.raises(RuntimeError, match="all gradients at once"):

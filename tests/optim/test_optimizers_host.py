@@ -28,8 +28,7 @@ class Louder(optim.AdamW):
 
 @pytest.mark.parametrize("kind", [optim.AdamW, Louder])
 def test_hooks_of_an_optimizer_and_of_all_are_called_once(kind):
-    mine = weights(((3,),))
-    a = kind(mine)
+    a = kind(weights(((3,),)))
     called = []
     handles = [
         a.register_step_pre_hook(lambda o, args, kwargs: called.append(("before", o is a, len(args)))),
@@ -97,16 +96,14 @@ def test_a_compiled_training_step_breaks_its_graph_at_the_step_alone():
 
 
 CHANGES = {
-    "append": lambda params, p: params.append(p),
-    "extend": lambda params, p: params.extend([p]),
-    "insert": lambda params, p: params.insert(0, p),
-    "iadd": lambda params, p: params.__iadd__([p]),
+    "append": lambda params, p: params.append(p), "extend": lambda params, p: params.extend([p]),
+    "insert": lambda params, p: params.insert(0, p), "iadd": lambda params, p: params.__iadd__([p]),
     "item": lambda params, p: params.__setitem__(0, p),
     "slice": lambda params, p: params.__setitem__(slice(0, 1), [p]),
     "pop": lambda params, p: (params.append(p), params.pop(0)),
     "delete": lambda params, p: (params.append(p), params.__delitem__(0)),
     "clear": lambda params, p: (params.clear(), params.append(p)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["its own list", "a list of the caller's"])
@@ -170,8 +167,7 @@ def test_lists_of_a_copied_optimizer_are_its_own():
     b.param_groups[0]["params"].append(other)
     before = p.detach().clone(), q.detach().clone(), other.detach().clone()
     b.step()
-    assert a.param_groups[0]["params"] == [p]
-    assert p.detach().equal(before[0])
+    assert a.param_groups[0]["params"] == [p] and p.detach().equal(before[0])
     torch.testing.assert_close(q.detach(), before[1] - 0.5)
     torch.testing.assert_close(other.detach(), before[2] - 0.5)
 
@@ -187,8 +183,7 @@ def table():
 
 
 def test_more_states_than_a_row_has_slots_are_refused():
-    t = table()
-    (e,) = t.entries
+    (e,) = table().entries
     with pytest.raises(ValueError, match="has 6 states of a weight; expected at most 5"):
         Table(ADAM, [Entry(e.param, (e.param,) * 6, e.step, e.options)])
 
@@ -205,14 +200,12 @@ def test_what_a_graph_reads_is_not_written_again():
     later, _ = t._upload()
     assert (int(graph), int(later)) == (1024, 2048)
     t.addresses[:] = 4096
-    assert t._upload()[0].data_ptr() == later.data_ptr()
-    assert int(graph) == 1024
+    assert t._upload()[0].data_ptr() == later.data_ptr() and int(graph) == 1024
 
 
 @pytest.mark.gpu
 def test_a_graph_of_gradients_in_place_is_one_launch():
-    mine = weights()
-    a = optim.AdamW(mine)
+    a = optim.AdamW(weights())
     random_step(a)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -295,8 +288,7 @@ def test_a_table_that_is_replaced_is_kept_for_graphs_alone(monkeypatch, graphs):
     second.grad = torch.ones_like(second)  # its first: another table
     a.step()
     gc.collect()
-    assert a._parts[0].table is not table()
-    assert (table() is not None) == bool(graphs)
+    assert a._parts[0].table is not table() and (table() is not None) == bool(graphs)
     before = first.detach().clone()
     for replay in replays:
         replay()

@@ -96,13 +96,11 @@ ASKED = {
     "all, of large ones": {"max_norm": 700.0, "skip_nonfinite": True, "scaled": True, "bad": 2, "large": True},
 }  # fmt: skip
 KINDS = {
-    "AdamW": (AdamW, {}),
-    "AdamW fp16": (AdamW, {"dtype": torch.float16, "betas": (0.9, 0.99)}),
-    "Adam": (Adam, {"weight_decay": 0.01, "maximize": True}),
-    "8 bits": (AdamW8bit, {}),
+    "AdamW": (AdamW, {}), "AdamW fp16": (AdamW, {"dtype": torch.float16, "betas": (0.9, 0.99)}),
+    "Adam": (Adam, {"weight_decay": 0.01, "maximize": True}), "8 bits": (AdamW8bit, {}),
     "8 bits fp16": (AdamW8bit, {"dtype": torch.float16, "block_size": 2048}),
     "e4m3": (AdamW8bit, {"state_format": "fp8"}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])

@@ -63,8 +63,7 @@ def test_a_run_that_is_resumed_goes_on_bit_for_bit(name, options, dtype):
     for step in range(3, 6):
         random_step(a, b, seed=step)
     for p, q in zip(mine, again, strict=True):
-        assert p.equal(q)
-        assert all(torch.equal(value, b.state[q][name]) for name, value in a.state[p].items())
+        assert p.equal(q) and all(torch.equal(value, b.state[q][name]) for name, value in a.state[p].items())
 
 
 FLOATS = "expected a tensor of floating-point numbers"
@@ -109,8 +108,7 @@ def test_states_of_parameters_that_have_had_no_gradient_are_loaded(name):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_what_torch_has_saved_of_sgd_without_a_buffer_is_loaded(momentum):
-    mine = weights(((3,),))
-    a = optim.SGD(mine, momentum=momentum)
+    a = optim.SGD(weights(((3,),)), momentum=momentum)
     saved = torch.optim.SGD(weights(((3,),)), momentum=momentum).state_dict()
     saved["state"][0] = {"momentum_buffer": None}
     a.load_state_dict(saved)

@@ -137,8 +137,7 @@ def test_states_held_before_the_first_step_are_the_optimizers(name):
     states, held = optimizer.state, optimizer.state[params[1]]
     for _ in range(2):
         random_step(optimizer)
-    assert states is optimizer.state and len(states) == 2
-    assert held is states[params[1]] and held
+    assert states is optimizer.state and len(states) == 2 and held is states[params[1]] and held
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Dynamo looks at .grad of inputs

@@ -84,8 +84,7 @@ def test_a_disk_that_is_full_leaves_the_document_as_it_was(project, monkeypatch,
     with pytest.raises(OSError, match="No space left"):
         documents.refresh_all(project, check=False, say=silent)
     monkeypatch.undo()
-    assert (project / "README.md").read_text(encoding="utf-8") == TABLE
-    assert not list(project.glob(".README*"))
+    assert (project / "README.md").read_text(encoding="utf-8") == TABLE and not list(project.glob(".README*"))
 
 
 def test_without_records_no_table_is_blanked(project):
@@ -191,14 +190,12 @@ def test_stub_is_written_once_and_checked(tmp_path):
     path = tmp_path / "ops.pyi"
     path.with_suffix(".py").write_text(OPS)
     said = []
-    assert stubs.refresh_stub(True, said.append, path) == 1
-    assert not path.exists()
+    assert stubs.refresh_stub(True, said.append, path) == 1 and not path.exists()
     assert stubs.refresh_stub(False, said.append, path) == 0
     assert stubs.refresh_stub(True, said.append, path) == 0
     assert said == ["ops.pyi is out of date; fix: weft stubs", "wrote ops.pyi", "ops.pyi is up to date"]
     nodes = ast.parse(path.read_text(encoding="utf-8")).body
-    declared = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-    assert declared == {*registry.names(), "explain"}
+    assert {node.name for node in nodes if isinstance(node, ast.FunctionDef)} == {*registry.names(), "explain"}
 
 
 def blocks(name, language):

@@ -40,8 +40,7 @@ def test_page_is_whole_and_alone(contents, tmp_path, caplog):
     assert not caplog.records, "Bokeh found something wrong with a chart"
     outside = Outside()
     outside.feed(text)
-    assert outside.addresses == []
-    assert len(outside.ids) == len(set(outside.ids))
+    assert outside.addresses == [] and len(outside.ids) == len(set(outside.ids))
     assert "@import" not in prose and "url(" not in prose
     assert 'charset="utf-8"' in text and text.count("Bokeh.embed.embed_item(") == 1
     assert len(text.encode()) < 3_000_000
@@ -57,14 +56,12 @@ def gpu_page(tmp_path_factory):
 
 def test_page_says_what_the_records_say(gpu_page):
     _, prose = gpu_page
-    assert "Synthetic GPU 9000" in prose
-    assert "3 of 4" in prose and "rms_norm is not: 1 check failed" in prose
+    assert "Synthetic GPU 9000" in prose and "3 of 4" in prose and "rms_norm is not: 1 check failed" in prose
     assert "weft verify rms_norm --workload M=8,N=682 --dtype bf16" in prose
     assert "Of 24 kernels made wrong on purpose (mutants), 24 were rejected" in prose
     assert "24 were rejected, 7 not tried in the time budget." in prose
     assert "move the caches" in prose and "580.65.06" in prose and "NVIDIA driver" not in prose
-    assert "128\u202fKiB of shared memory, 99\u202fKiB allowed" in prose
-    assert "99.4\u202f%" in prose
+    assert "128\u202fKiB of shared memory, 99\u202fKiB allowed" in prose and "99.4\u202f%" in prose
     assert "No GPU was measured" not in prose
 
 

@@ -27,8 +27,7 @@ def draw_all(page):
 def test_every_chart_is_drawn_explained_and_fits(visit, rendered, width):
     page = visit(rendered(gpu_contents), width)
     plots = draw_all(page)
-    assert plots.count() == 2 + 1 + 2 * 6 + 2
-    assert fits(page)
+    assert plots.count() == 2 + 1 + 2 * 6 + 2 and fits(page)
     for i in range(plots.count()):
         plot = plots.nth(i)
         assert len(plot.get_attribute("aria-label")) > 40

@@ -80,8 +80,7 @@ def test_newest_record_of_a_point_counts_and_others_are_passed_over():
 def test_records_of_this_machine_come_before_those_measured_later():
     here, there = line("fifo", 1000, 10, 1.0), line("fifo", 1000, 10, 2.0, machine="other", time="2027-01-01T00:00:00Z")
     timed = simulator.read([there, here])
-    assert len(timed) == 2
-    assert [t.cpu_s for t in simulator.of_one_machine(timed, CPU)] == [1.0]
+    assert len(timed) == 2 and [t.cpu_s for t in simulator.of_one_machine(timed, CPU)] == [1.0]
     assert [t.cpu_s for t in simulator.of_one_machine(timed, "a third")] == [2.0]
     assert simulator.of_one_machine([]) == []
 

@@ -86,13 +86,11 @@ def test_tables_of_ceilings_rungs_and_nothing(store, tmp_path):
         "<!-- weft:table operator=softmax gpu=synthetic-gpu-9000 direction=backward -->", END,
         "<!-- weft:table operator=softmax gpu=synthetic-gpu-9000 dtype=fp32 -->", END,
     )  # fmt: skip
-    text = refresh(path, store)
-    ceiling, rungs, nothing, narrow = text.split(END)[:4]
+    ceiling, rungs, nothing, narrow = refresh(path, store).split(END)[:4]
     assert "| copy 1:1 | bandwidth | 4.26\u202fTB/s |" in ceiling
     assert ceiling.index("4:3") < ceiling.index("bf16 matrix")
     assert "| ladder-1-naive |" in rungs and "triton (µs)" not in rungs
-    assert "*No measurements yet.*" in nothing
-    assert "fp32" in narrow and "bf16" not in narrow
+    assert "*No measurements yet.*" in nothing and "fp32" in narrow and "bf16" not in narrow
 
 
 def test_a_time_of_an_earlier_run_is_marked():
@@ -155,13 +153,11 @@ def test_table_of_kernels_is_read_from_the_dispatch_tables(tmp_path, write):
     rows = kernels.table(tmp_path).splitlines()
     assert rows[0] == "| direction | kernel | when | why |" and rows[2:] == [
         "| forward | cuda | sm_90 or newer, `c.n >= 16384 or c.a \\| c.b`, unless `cluster_unsupported` | read once |",
-        "|  | triton | `is_long` | rows |",
-        "|  | torch | otherwise | a copy would be needed |",
+        "|  | triton | `is_long` | rows |", "|  | torch | otherwise | a copy would be needed |",
         "| small backward | torch | otherwise | a copy would be needed |",
         "| left, right | triton | `c.n < 16384`, unless `c.n % 8` | rows, read once |",
-        "|  | torch | otherwise | longer |",
-        "| add: table | torch | `c.empty` | nothing |",
-    ]
+        "|  | torch | otherwise | longer |", "| add: table | torch | `c.empty` | nothing |",
+    ]  # fmt: skip
     write(tmp_path / "more.py", "FORWARD = Dispatch(Call, *routes(3))")
     with pytest.raises(ValueError, match=r"more.py:1: .*routes\(3\).* should be written as Route"):
         kernels.table(tmp_path)
@@ -182,10 +178,8 @@ def test_summary_takes_the_fastest_of_ours_and_says_where_it_is_least():
         return measurement(name, time, 100.0, ("quack", 110.0), workload=f"M=8,N={n}", **fields)
 
     records = [
-        of(256, "triton", 105.0), of(256, "torch", 50.0),
-        of(512, "triton", 200.0), of(512, "cuda", 125.0),
-        of(512, "triton", 80.0, cache="warm"),
-        of(512, "ladder-1-naive", 70.0, ours=True), of(1024, "triton", 100.0),
+        of(256, "triton", 105.0), of(256, "torch", 50.0), of(512, "triton", 200.0), of(512, "cuda", 125.0),
+        of(512, "triton", 80.0, cache="warm"), of(512, "ladder-1-naive", 70.0, ours=True), of(1024, "triton", 100.0),
         of(2048, "triton", 60.0, details={"wrong": True}), of(256, "cuda", 105.0, direction="backward"),
     ]  # fmt: skip
     forward, backward = (line.split(" | ") for line in summary_table(records, {"softmax": "norm"}).splitlines()[2:])
@@ -197,8 +191,7 @@ def test_summary_takes_the_fastest_of_ours_and_says_where_it_is_least():
     records += [of(8, "torch", 9.0, operator="relu")]
     records += [of(512, "triton", 9.0, operator="gone")]
     table, never = summary_table(records, {"softmax": "norm", "relu": "elementwise"}).split("\n\n")
-    assert "gone" not in table
-    assert never == "Not timed beside peers yet: `relu`."
+    assert "gone" not in table and never == "Not timed beside peers yet: `relu`."
 
 
 OF = {"softmax": "softmax"}
@@ -209,8 +202,7 @@ def test_a_peer_that_was_faster_in_an_earlier_run_is_no_win_in_the_summary():
     ours = [measurement("triton", 100.0, 90.0, ("torch", 150.0), **at), measurement("torch", 150.0, 90.0, **at)]
     alone = summary_table(ours, OF)
     assert "1.50× | 1.50× torch `M=8,N=8`" in alone and "‡" not in alone
-    slower = measurement("liger", 160.0, 90.0, run="a", workload="M=8,N=8")
-    assert summary_table([*ours, slower], OF) == alone
+    assert summary_table([*ours, measurement("liger", 160.0, 90.0, run="a", workload="M=8,N=8")], OF) == alone
     wrong = measurement("liger", 90.0, 90.0, run="a", workload="M=8,N=8", details={"wrong": True})
     assert summary_table([*ours, wrong], OF) == alone
     faster = measurement("liger", 96.0, 90.0, run="a", workload="M=8,N=8")
@@ -250,6 +242,5 @@ def test_wrong_markers_are_refused_with_their_line(store, tmp_path, lines, messa
 
 
 def test_cells_cannot_break_the_table():
-    odd = measurement("a|b", 10.0, 5.0, versions={"x": "<b>"})
-    table = points_table([odd])
+    table = points_table([measurement("a|b", 10.0, 5.0, versions={"x": "<b>"})])
     assert "a\\|b (µs)" in table and "&lt;b>" in table
