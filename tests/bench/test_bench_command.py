@@ -1,6 +1,7 @@
 """``weft bench`` and quick runs: what is printed, saved, resumed and left out, and what an interruption costs."""
 
 import dataclasses
+import importlib.util
 import io
 import json
 import re
@@ -16,9 +17,11 @@ from rich.console import Console
 from where import DEVICE, plain_environment, printed
 
 from weft import registry
-from weft.bench import cases, resume
+from weft.bench import cases, resume, run, verify
 from weft.definition import Implementation, workload
 from weft.records import Store
+from weft.report import headlines
+from weft.report import run as report
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in Triton's interpreter
 
@@ -182,8 +185,6 @@ def test_an_interruption_before_anything_was_measured_is_no_traceback(command, m
 
 
 def test_measuring_ends_when_its_time_is_over():
-    from weft.bench import run
-
     class Bench:
         def compare(self, op, w, direction, implementations):
             return [(op, w, direction)]
@@ -200,8 +201,6 @@ def test_measuring_ends_when_its_time_is_over():
 
 
 def test_headlines_are_points_of_operators():
-    from weft.report import headlines
-
     on_gpu = headlines.points("cuda")
     assert len(on_gpu) == len(headlines.GPU) and all(direction in op.directions for op, _, direction in on_gpu)
     assert len({registry.family(op.name) for op, _, _ in on_gpu[:10]}) >= 6
@@ -209,8 +208,6 @@ def test_headlines_are_points_of_operators():
 
 
 def test_verification_in_processes_is_that_of_one():
-    from weft.bench import verify
-
     operators = registry.select(["strided_access", "vector_add"])
     seen = []
     one = verify.verify(operators, "cpu", budget_s=300)
@@ -223,15 +220,11 @@ def test_verification_in_processes_is_that_of_one():
 
 
 def test_a_report_says_what_it_lacks_before_it_measures(monkeypatch, tmp_path):
-    import importlib.util
-
-    from weft.report import run
-
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "sklearn" else found(name, *a))
     note = Console(record=True, file=io.StringIO())
     with pytest.raises(ModuleNotFoundError, match=r"needs sklearn: pip install 'weft\[gpu,train\]'"):
-        run.run("cpu", note, tmp_path)
+        report.run("cpu", note, tmp_path)
     assert note.export_text() == ""
 
 
@@ -242,8 +235,6 @@ def test_a_report_says_what_it_lacks_before_it_measures(monkeypatch, tmp_path):
     ({"bench": []}, {"directions": ["backward"]}, "vector_add has the direction forward only"),
 ])  # fmt: skip
 def test_what_a_cpu_cannot_be_asked_for_is_named(monkeypatch, workloads, asked, words):
-    from weft.bench import run
-
     op = dataclasses.replace(registry.get("vector_add"), workloads=workloads)
     monkeypatch.setattr(run.registry, "select", lambda names: [op])
     with pytest.raises(ValueError, match=words):
@@ -252,8 +243,6 @@ def test_what_a_cpu_cannot_be_asked_for_is_named(monkeypatch, workloads, asked, 
 
 def test_an_operator_without_sizes_for_a_cpu_is_no_mistake():
     """The set ``cpu`` is optional, and no user types it."""
-    from weft.bench import run
-
     op = registry.get("vector_add")
     without = [dataclasses.replace(op, workloads=w) for w in ({"bench": []}, {"cpu": []})]
     assert list(run.cpu_points(without, "bench", [], [])) == []

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from weft import registry
 from weft.bench import compare, gpu_lock, parallel
 from weft.hardware.ceilings import Ceilings
 from weft.operators import peers
@@ -202,8 +203,6 @@ def test_every_installed_autotuner_is_found():
 
 
 def points_of(name, dtypes):
-    from weft import registry
-
     op = registry.get(name)
     return list(compare.points([op], "bench", dtypes=dtypes, workload="M=40,N=24")), {name: [op.find("torch")]}
 

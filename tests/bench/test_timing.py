@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from weft import registry, timing
+from weft.bench import compare
 from weft.definition import workload
+from weft.hardware import query
 from weft.hardware.ceilings import Ceilings
 from weft.timing import ImpossibleTime, Timer, Timing, paired_ratio, quantile
 
@@ -66,11 +68,8 @@ def test_a_time_under_the_theoretical_bandwidth_is_an_error(monkeypatch):
 
 
 def test_a_comparison_leaves_out_what_cannot_have_moved_its_bytes(monkeypatch):
-    from weft.bench.compare import Bench
-    from weft.hardware import query
-
     op, said = registry.get("vector_add"), []
-    bench = Bench("cpu", Ceilings("cpu"), budget_s=0.0, say=said.append)
+    bench = compare.Bench("cpu", Ceilings("cpu"), budget_s=0.0, say=said.append)
     times = {"torch": 2.1, "numpy": 1.9}
     real = bench.timer.measure
 
@@ -90,8 +89,6 @@ def test_a_comparison_leaves_out_what_cannot_have_moved_its_bytes(monkeypatch):
 
 
 def test_a_peer_that_is_never_ready_costs_a_comparison_only_its_limit(monkeypatch):
-    from weft.bench import compare
-
     def never(x, y):
         while True:
             try:
@@ -119,9 +116,7 @@ def test_a_timer_on_the_cpu_says_warm():
 
 @pytest.mark.gpu
 def test_cold_times_on_the_gpu_are_possible_and_include_the_memory():
-    from weft.hardware.query import theoretical_bandwidth
-
     x = torch.randn(2**24, device="cuda")
-    least_us = 2 * x.numel() * 4 / theoretical_bandwidth() * 1e6
+    least_us = 2 * x.numel() * 4 / query.theoretical_bandwidth() * 1e6
     t = Timer("cuda").measure({"clone": [x.clone]}, least_us=least_us)["clone"]
     assert least_us < t.median_us < 4 * least_us and timing.host_time_us(x.clone) < t.median_us

@@ -46,8 +46,7 @@ def check_equal(fast, plain) -> None:
             if len(held.on):
                 found = [held.on[held.slot[k] : held.slot[k + 1]].tolist() for k in mine]
                 assert found == [each[3] for each in (*job.stretches, last)]
-            waited = [job.waited.get(reason, 0.0) for reason in REASONS]
-            assert fast.waited[j] == pytest.approx(waited, abs=1e-9)
+            assert fast.waited[j] == pytest.approx([job.waited.get(reason, 0.0) for reason in REASONS], abs=1e-9)
             assert fast.waited[j].sum() == pytest.approx(fast.queueing[j], abs=1e-9)
 
 

@@ -58,13 +58,11 @@ def test_a_job_that_can_never_run_is_reported_and_the_others_run():
 
 
 def test_missing_cores_of_pods_without_gpus_are_reported():
-    jobs = Jobs([0], [1], [0], pods=[4], cpu=[64_000])
-    why = simulate(jobs, Cluster.of([NodeGroup(1, cpu=32)])).unschedulable[0]
+    why = simulate(Jobs([0], [1], [0], pods=[4], cpu=[64_000]), Cluster.of([NodeGroup(1, cpu=32)])).unschedulable[0]
     assert why == "it comes in 4 pods of 0 GPUs, and all of them do not fit at once even when nothing else runs"
 
 
 def test_of_nodes_that_lack_as_much_one_of_the_right_type_is_nearer():
     cluster = Cluster.of([NodeGroup(1, 8, "H100", 80), NodeGroup(1, 8, "A100", 40)])
     jobs = Jobs(submit=[0], duration=[1], gpus=[1], gpu_memory=[70], types=[1], type_sets=((), ("A100",)))
-    told = {0: "the closest node, node-1, lacks 70 GB a GPU (it has 40)"}
-    assert simulate(jobs, cluster).unschedulable == told
+    assert simulate(jobs, cluster).unschedulable == {0: "the closest node, node-1, lacks 70 GB a GPU (it has 40)"}

@@ -1,6 +1,7 @@
 """Generated traces: the numbers that were asked for come out, a fit gives back what a trace was like, and files of both."""
 
 import dataclasses
+import functools
 import json
 import math
 from datetime import datetime
@@ -319,18 +320,6 @@ def test_a_profile_is_read_back(tmp_path):
         assert profile_file.load(tmp_path / f"{k}.json") == profile and profile.source in str(profile)
 
 
-def without(text: str, *pairs: tuple[str, object]) -> str:
-    """A saved profile with other values."""
-    made = json.loads(text)
-    for path, value in pairs:
-        *keys, last = path.split("/")
-        of = made
-        for key in keys:
-            of = of[int(key)] if isinstance(of, list) else of[key]
-        of[last] = value
-    return json.dumps(made)
-
-
 @pytest.mark.parametrize("path, value, what", [
     ("repaet", 0.5, "unknown key of the profile 'repaet'; did you mean 'repeat'"),
     ("arrivals/hour", [], "unknown key of arrivals of the profile 'hour'; did you mean 'hours'"),
@@ -345,8 +334,10 @@ def without(text: str, *pairs: tuple[str, object]) -> str:
 ])  # fmt: skip
 def test_a_profile_with_a_mistake_is_named(tmp_path, path, value, what):
     profile_file.save(tmp_path / "p.json", RICH)
-    wrong = tmp_path / "wrong.json"
-    wrong.write_text(without((tmp_path / "p.json").read_text(), (path, value)))
+    wrong, made = tmp_path / "wrong.json", json.loads((tmp_path / "p.json").read_text())
+    *keys, last = path.split("/")
+    functools.reduce(lambda of, key: of[int(key) if isinstance(of, list) else key], keys, made)[last] = value
+    wrong.write_text(json.dumps(made))
     with pytest.raises(TraceError, match=what) as raised:
         profile_file.load(wrong)
     assert str(raised.value).startswith(str(wrong))
@@ -373,8 +364,7 @@ def test_a_trace_is_read_back(tmp_path, suffix):
 def test_a_name_like_a_comment_is_no_comment(tmp_path):
     jobs = Jobs(np.arange(3.0), np.ones(3), np.ones(3, np.int64), id=["#1", "a,b", 'c"d'])
     trace_writer.write(tmp_path / "t.csv", jobs)
-    found = trace.load(tmp_path / "t.csv", "csv")
-    assert found.id == jobs.id and "generated" not in (tmp_path / "t.csv").read_text()
+    assert trace.load(tmp_path / "t.csv", "csv").id == jobs.id and "generated" not in (tmp_path / "t.csv").read_text()
 
 
 @pytest.fixture

@@ -18,7 +18,9 @@ from weft.cluster.pictures.heat_map import COLUMNS, heat
 from weft.cluster.pictures.lanes import lanes
 from weft.drawing import palette
 
-LONGEST = settings(max_examples=60, deadline=None)
+
+def examples(*drawn):
+    return lambda test: settings(max_examples=60, deadline=None)(given(*drawn)(test))
 
 
 @st.composite
@@ -50,8 +52,7 @@ def interrupted(result):
     return dataclasses.replace(result, start=start, end=end, stretches=held, waited=waited, complete=False)
 
 
-@LONGEST
-@given(results())
+@examples(results())
 def test_pieces_are_what_jobs_requested(result):
     held = allocations.of(result)
     given = np.bincount(held.job, weights=held.gpus, minlength=len(result.jobs))
@@ -66,8 +67,7 @@ def owned_by(held, runs) -> list[set[int]]:
     return owned
 
 
-@LONGEST
-@given(results())
+@examples(results())
 def test_no_gpu_is_held_twice_and_the_lowest_free_ones_are_taken(result):
     held, capacity = allocations.of(result), result.cluster.gpus
     owned = owned_by(held, lanes(held, capacity))
@@ -129,33 +129,28 @@ def plain(result, moment):
     return used.sum(), waits.sum(), jobs.gpus[waits].sum(), free[(used > 0) & (free > 0)].sum()
 
 
-@LONGEST
-@given(results(), st.booleans())
+@examples(results(), st.booleans())
 def test_series_are_what_a_plain_count_says(result, cut):
     result = interrupted(result) if cut else result
-    found = series.over_time(result, allocations.of(result))
-    for number, each in enumerate(vars(found).values()):
+    for number, each in enumerate(vars(series.over_time(result, allocations.of(result))).values()):
         assert [plain(result, moment)[number] for moment in each.edge[:-1]] == each.mean.tolist()
 
 
-@LONGEST
-@given(results(), st.integers(1, 7))
+@examples(results(), st.integers(1, 7))
 def test_bins_keep_the_mean_and_the_most(result, points):
     held = allocations.of(result)
     exact, few = series.over_time(result, held), series.over_time(result, held, points)
     for fine, coarse in zip(vars(exact).values(), vars(few).values(), strict=True):
         assert len(coarse.mean) <= max(points, 1) and coarse.overall == pytest.approx(fine.overall)
         for a, b, mean, most in zip(coarse.edge[:-1], coarse.edge[1:], coarse.mean, coarse.most, strict=True):
-            part = np.clip(
-                np.minimum(fine.edge[1:], b) - np.maximum(fine.edge[:-1], a), 0, None
-            )  # of each step in the bin
+            # of each step in the bin
+            part = np.clip(np.minimum(fine.edge[1:], b) - np.maximum(fine.edge[:-1], a), 0, None)
             assert mean == pytest.approx((part * fine.mean).sum() / (b - a))
             near = (fine.edge[1:] > a - 1e-9) & (fine.edge[:-1] < b + 1e-9)  # an edge may be rounded past a step
             assert fine.most[part > 1e-9].max() <= most <= fine.most[near].max()
 
 
-@LONGEST
-@given(results())
+@examples(results())
 def test_the_map_has_the_same_gpu_seconds_as_the_schedule(result):
     held, (begin, end) = allocations.of(result), time_axis.span(result)
     found = heat(held, result.cluster.gpus, begin, end)
@@ -167,8 +162,7 @@ def test_the_map_has_the_same_gpu_seconds_as_the_schedule(result):
         assert held_s == pytest.approx(float((held.gpus[mine] * length).sum()))
 
 
-@LONGEST
-@given(results(), st.integers(1, 12))
+@examples(results(), st.integers(1, 12))
 def test_what_a_page_holds_is_bounded_and_has_no_gaps(result, most):
     held, nodes = allocations.of(result), len(result.cluster)
     kept = window.bounded(held, nodes, most)
@@ -287,8 +281,7 @@ def test_a_large_result_is_one_small_page_with_every_bar():
     assert (np.diff(start) >= 0).all(), "the page's script stops at the first bar beyond the window"
 
 
-@LONGEST
-@given(results(), st.integers(1, 5))
+@examples(results(), st.integers(1, 5))
 def test_the_first_window_is_inside_the_cluster(result, most):
     held = allocations.of(result)
     found = gantt.gantt(result, held, most) if len(held) else None

@@ -234,8 +234,7 @@ def test_a_reprieved_job_keeps_its_own_gpu():
 
 @pytest.mark.parametrize("order", ["srtf", "time-slices"])
 def test_free_gpus_after_preemptions(order):
-    jobs = Jobs([0, 0, 360], [900, 10, 50], [1, 1, 1], milli=[500, 250, 1000])
-    result = both(jobs, Cluster.parse("1x1"), order)
+    result = both(Jobs([0, 0, 360], [900, 10, 50], [1, 1, 1], milli=[500, 250, 1000]), Cluster.parse("1x1"), order)
     assert result.stops.tolist() == [1, 0, 0]
     for now, free in ((5.0, 250), (100.0, 500), (365.0, 0), (np.inf, 500)):
         assert free_at(result, now)[0][0, 0] == free

@@ -121,6 +121,5 @@ def test_policies_of_a_comparison_have_their_tenants_quotas_in_other_processes_t
 
 def test_the_page_has_a_colour_for_what_a_quota_holds():
     pytest.importorskip("bokeh")
-    jobs = jobs_of(*[("a", 0, 10, 4)] * 4)
-    page = pictures.page([simulate(jobs, Cluster.parse("2x8"), quotas={"a": Quota(4)})])
+    page = pictures.page([simulate(jobs_of(*[("a", 0, 10, 4)] * 4), Cluster.parse("2x8"), quotas={"a": Quota(4)})])
     assert REASONS["quota"] in page and "◘" in page

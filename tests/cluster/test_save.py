@@ -42,8 +42,7 @@ def test_a_saved_run_is_all_there(weft, tmp_path):
     assert table[400]["start"] is table[400]["nodes"] is None and "can" not in table[400]["id"]
     assert "it needs" in table[400]["unschedulable"] and table[0]["unschedulable"] is None
     # it is a trace itself, and gives the same run
-    again = weft(folder / "jobs.parquet", "--format", "parquet", *words[3:], "--save", tmp_path / "again")
-    assert again[0] == 0
+    assert weft(folder / "jobs.parquet", "--format", "parquet", *words[3:], "--save", tmp_path / "again")[0] == 0
     other = parquet.read_table(tmp_path / "again" / "jobs.parquet")
     assert other.to_pylist() == table
 

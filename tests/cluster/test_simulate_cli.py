@@ -16,6 +16,8 @@ from where import plain_environment, python
 
 from weft import __main__ as entry
 from weft.cluster import Cluster, trace
+from weft.cluster.orders import ORDERS
+from weft.cluster.placements import PLACEMENTS
 from weft.cluster.result import REASONS
 from weft.cluster.synthetic.generate import generate
 
@@ -146,9 +148,6 @@ def test_a_cluster_of_any_size_is_not_built(weft, usual):
 
 
 def test_help_names_every_plug_in(weft):
-    from weft.cluster.orders import ORDERS
-    from weft.cluster.placements import PLACEMENTS
-
     for words in (("--help",), ("compare", "--help")):
         code, out, _ = weft(*words)
         flat = " ".join(out.replace("│", " ").split())

@@ -182,23 +182,19 @@ def reclaim(jobs, quotas, nodes="2x8", **more):
 HALVES = {"a": Quota(8), "b": Quota(8)}
 
 
-def test_quota_is_reclaimed_from_the_last_started_job():
-    """a borrows 8; b claims 4: the last of a's jobs is stopped, and goes on when b has ended."""
-    jobs = jobs_of(("a", 0, 100, 4), ("a", 0, 100, 4), ("a", 0, 100, 4), ("a", 1, 100, 4), ("b", 10, 20, 4))
-    result = reclaim(jobs, HALVES)
-    assert result.start.tolist() == [0, 0, 0, 1, 10] and result.stops.tolist() == [0, 0, 0, 1, 0]
-    assert result.end.tolist() == [100, 100, 100, 1 + 100 + 20, 30]
-
-
-def test_jobs_within_a_nominal_quota_are_never_preempted():
-    """b may not borrow while a uses its own, and waits for a's end."""
-    result = reclaim(jobs_of(("a", 0, 100, 8), ("b", 5, 10, 8), ("b", 6, 10, 4)), HALVES)
-    assert not result.stops.any() and result.start.tolist() == [0, 5, 15]
-
-
-def test_a_job_partly_within_the_nominal_quota_counts_as_borrowing():
-    result = reclaim(jobs_of(("a", 0, 50, 6), ("a", 1, 50, 6), ("b", 10, 5, 8)), HALVES)
-    assert result.stops.tolist() == [0, 1, 0] and result.end.tolist() == [50, 56, 15]
+@pytest.mark.parametrize(("rows", "more", "expected"), [
+    # a borrows 8; b claims 4: the last of a's jobs is stopped, and goes on when b has ended
+    ([("a", 0, 100, 4)] * 3 + [("a", 1, 100, 4), ("b", 10, 20, 4)], {},
+     {"start": [0, 0, 0, 1, 10], "stops": [0, 0, 0, 1, 0], "end": [100, 100, 100, 1 + 100 + 20, 30]}),
+    # b may not borrow while a uses its own, and waits for a's end
+    ([("a", 0, 100, 8), ("b", 5, 10, 8), ("b", 6, 10, 4)], {}, {"start": [0, 5, 15], "stops": [0, 0, 0]}),
+    ([("a", 0, 50, 6), ("a", 1, 50, 6), ("b", 10, 5, 8)], {}, {"stops": [0, 1, 0], "end": [50, 56, 15]}),
+    ([("a", 0, 50, 8)] * 2 + [("b", 10, 5, 8)], {"restart_s": 3, "checkpoint_s": 4},
+     {"end": [50, 15 + 3 + 42, 15], "lost": [0, 5, 0]}),
+], ids=["last started", "within nominal", "partly within nominal", "costs"])  # fmt: skip
+def test_quota_is_reclaimed(rows, more, expected):
+    result = reclaim(jobs_of(*rows), HALVES, **more)
+    assert {name: getattr(result, name).tolist() for name in expected} == expected
 
 
 def test_a_tenant_below_its_quota_after_a_preemption_goes_before_those_that_borrow():
@@ -212,12 +208,6 @@ def test_a_tenant_below_its_quota_after_a_preemption_goes_before_those_that_borr
 def test_the_less_important_borrowing_job_is_preempted_first():
     jobs = jobs_of(("a", 0, 50, 8), ("a", 1, 50, 4), ("a", 2, 50, 4), ("b", 10, 5, 4), priority=[0, 0, 1, 0])
     assert reclaim(jobs, HALVES).stops.tolist() == [0, 1, 0, 0]
-
-
-def test_reclaiming_costs_what_preemption_costs():
-    jobs = jobs_of(("a", 0, 50, 8), ("a", 0, 50, 8), ("b", 10, 5, 8))
-    result = reclaim(jobs, HALVES, restart_s=3, checkpoint_s=4)
-    assert result.end.tolist() == [50, 15 + 3 + 42, 15] and result.lost.tolist() == [0, 5, 0]
 
 
 def test_a_borrowed_share_is_reclaimed():
@@ -289,5 +279,4 @@ def test_it_needs_quotas():
 def test_it_is_compared_with_policies_that_take_nothing_back():
     jobs = jobs_of(("a", 0, 100, 8), ("a", 0, 100, 8), ("b", 10, 5, 8))
     found = compare(jobs, Cluster.parse("2x8"), ["reclaim:counted", "fifo-skip:counted"], quotas=HALVES, seeds=1)
-    stops = {each.policy.order: each.runs[0].found["preemptions"] for each in found}
-    assert stops == {"reclaim": 1, "fifo-skip": 0}
+    assert {each.policy.order: each.runs[0].found["preemptions"] for each in found} == {"reclaim": 1, "fifo-skip": 0}

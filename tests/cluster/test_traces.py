@@ -107,8 +107,7 @@ def test_parquet_is_csv(write, tmp_path):
 def test_dates_count_from_the_first(write):
     """Half past one in +01:00 is half past twelve in UTC, which a date without a zone is in."""
     dates = "2024-03-01T12:00:00Z", "2024-03-01T13:30:00+01:00", "2024-03-01 13:00:00.5", "2024-03-02"
-    cells = "\n".join(f"{date},5,1" for date in ("", *dates))
-    jobs = trace.load(write("t", "submit,duration,gpus\n" + cells), "csv")
+    jobs = trace.load(write("t", "submit,duration,gpus\n" + "\n".join(f"{date},5,1" for date in ("", *dates))), "csv")
     assert jobs.submit.tolist() == [0, 1800, 3600.5, 43200] and jobs.dropped == {"no submission or duration": 1}
     renamed = trace.load(write("t", "when,duration,gpus\n2024-03-01,5,1"), "csv", columns={"submit": "when"})
     assert renamed.submit.tolist() == [0]

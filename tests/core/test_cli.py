@@ -18,6 +18,8 @@ from rich.console import Console  # noqa: E402
 
 from weft import cli, registry  # noqa: E402
 from weft.bench import terminal  # noqa: E402
+from weft.definition import Mutant  # noqa: E402
+from weft.hardware.ceilings import Ceilings  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in Triton's interpreter
 
@@ -94,8 +96,6 @@ def test_a_mistake_is_told_in_a_line_without_a_traceback(command, monkeypatch, l
 
 @pytest.mark.parametrize("verb", ["bench", "verify"])
 def test_what_no_memory_holds_is_told_in_a_line(command, monkeypatch, verb):
-    from weft.hardware.ceilings import Ceilings
-
     monkeypatch.setattr("weft.hardware.ceilings.measure", lambda device, **options: Ceilings(device))
     code, out, err = command(verb, "softmax", "--workload", "M=99999999,N=99999999", "--dtype", "fp32")
     assert code == 1 and out == "" and "Traceback" not in err
@@ -179,8 +179,6 @@ def test_a_failing_verify_exits_one_and_says_how_to_reproduce_it(command, broken
 
 
 def test_a_surviving_mutant_exits_one(command, broken, monkeypatch):
-    from weft.definition import Mutant
-
     monkeypatch.setattr(broken, "mutants", [*broken.mutants, Mutant("not wrong", broken.reference)])
     code, out, _ = command("verify", "vector_add", "--implementation", "triton", "--json")
     assert json.loads(out)["mutants"] == 0  # one implementation by name: the mutants are another question

@@ -59,10 +59,9 @@ def test_records_of_another_schema_are_read(tmp_path):
     assert [(m.operator, m.schema) for m in store.read()] == [("softmax", 0)]
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("time_us", v) for v in (-5, 0, None, "1")] + [("workload", ["a"]), ("machine", None), ("time", 5), ("ours", 1)],
-)
+@pytest.mark.parametrize(("field", "value"), [
+    *(("time_us", v) for v in (-5, 0, None, "1")), ("workload", ["a"]), ("machine", None), ("time", 5), ("ours", 1),
+])  # fmt: skip
 def test_what_is_no_measurement_is_passed_over(tmp_path, field, value):
     store = Store(tmp_path)
     store.append("gpu", "softmax", measurement())
@@ -139,8 +138,7 @@ def test_compact_keeps_the_newest_of_each_point_and_writes_what_a_run_shares_onc
     rates = [records.ceiling("memory 1:1", "bandwidth", 4.0e12, "B/s", run=r, gpu=gpu, time=r) for r in ("r1", "r3")]
     old, new = benched(time_us=1.0), benched("r2", time_us=2.0, ours=True, host_us=1.234567, details={"mode": "x"})
     other = benched(workload="M=3,N=4", error=0.123456789, bytes_moved=1234567890123)
-    apart = benched("r2", workload="M=9,N=9", commit="another")
-    for m in (*rates, old, other, new, apart):
+    for m in (*rates, old, other, new, benched("r2", workload="M=9,N=9", commit="another")):
         store.append(gpu, m.operator, m)
     store.append(gpu, "softmax", {"note": "no measurement"})
     store.compact(gpu)
@@ -211,10 +209,9 @@ def test_latest_keeps_the_newest_of_each_point():
     assert records.latest([old, other, new]) == [new, other]
 
 
-@pytest.mark.parametrize(
-    ("text", "folder"),
-    [("NVIDIA H200", "nvidia-h200"), ("  A/B (2 cores) ", "a-b-2-cores"), ("", "unknown"), ("../x", "..-x")],
-)
+@pytest.mark.parametrize(("text", "folder"), [
+    ("NVIDIA H200", "nvidia-h200"), ("  A/B (2 cores) ", "a-b-2-cores"), ("", "unknown"), ("../x", "..-x"),
+])  # fmt: skip
 def test_slug_is_one_safe_folder_name(text, folder):
     assert records.slug(text) == folder and "/" not in records.slug(text)
 

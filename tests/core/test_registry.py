@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from weft import registry
+from weft import ops, registry
 from weft.definition import UnknownName
 
 
@@ -42,8 +42,6 @@ def test_a_family_is_its_operators():
 
 
 def test_ops_says_what_operators_there_are():
-    from weft import ops
-
     words = r"unknown operator 'softmx'; did you mean 'softmax'\? \(there are: .*softmax"
     with pytest.raises(AttributeError, match=words):
         _ = ops.softmx

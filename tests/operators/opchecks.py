@@ -99,9 +99,8 @@ def opcheck(sample: Sample) -> None:
 
 
 def main() -> int:
-    torch.set_num_threads(
-        1
-    )  # with more, how a reference's product is divided, and so its last bits, differs between calls
+    # with more, how a reference's product is divided, and so its last bits, differs between calls
+    torch.set_num_threads(1)
     found = samples("cpu")
     for sample in found:
         opcheck(sample)

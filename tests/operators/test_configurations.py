@@ -7,8 +7,10 @@ import torch
 from where import ROOT, printed
 
 from weft import registry
+from weft.definition import SHARED_LIMIT
 from weft.operators import configs
 from weft.operators.configs import Configurations, bucket, grid_of
+from weft.operators.normalization import dispatch, ring
 
 
 @pytest.fixture
@@ -70,9 +72,6 @@ def test_committed_configurations_name_kernels_that_exist():
 def test_a_third_tensor_leaves_the_gradient_of_a_norm_eight_warps_a_multiprocessor(n, centered):
     """Of 16-bit floats, where instructions are many. With RMSNorm's choice for two tensors of 1024 columns five were left, and
     add_rms_norm took 637 us where add_layer_norm with eight took 537 on an H200."""
-    from weft.definition import SHARED_LIMIT
-    from weft.operators.normalization import dispatch, ring
-
     c = dispatch.added_ring_configuration(torch.device("meta"), torch.bfloat16, n, centered)
     found = ring.layout(90, c, torch.bfloat16, n, 3, 2)
     room = (SHARED_LIMIT[90] + ring.SYSTEM) // (found.shared + ring.own_bytes(found.rows, c["THREADS"]))

@@ -23,9 +23,8 @@ def gpu_points(op: Operator):
 
 def same_bits(a, b) -> bool:
     """Also of NaN, as a row has where everything is masked."""
-    first, second = (
-        t.reshape(-1).clone(memory_format=torch.contiguous_format) for t in (a, b)
-    )  # a scalar has no bytes
+    # a scalar has no bytes
+    first, second = (t.reshape(-1).clone(memory_format=torch.contiguous_format) for t in (a, b))
     return a.shape == b.shape and a.dtype == b.dtype and first.view(torch.uint8).equal(second.view(torch.uint8))
 
 
@@ -72,8 +71,7 @@ def test_a_captured_graph_replays_what_eager_computes(op, dtype):
             want = forward(op, op.public, arguments)
             graph.replay()
             torch.cuda.synchronize()
-            got = cases.tensors([captured, *(arguments[name] for name in op.mutates)])
-            for a, b in zip(got, want, strict=True):
+            for a, b in zip(cases.tensors([captured, *(arguments[name] for name in op.mutates)]), want, strict=True):
                 assert_close(a, b)
 
 
@@ -86,8 +84,7 @@ def test_compiled_without_a_graph_break_equals_eager(op):
         arguments = drawn(op, w.at("fp16"))
         for direction in op.directions:
             eager = cases.results(op, op.public, direction, copied(arguments))
-            got = cases.results(op, compiled, direction, copied(arguments))
-            for a, b in zip(got, eager, strict=True):
+            for a, b in zip(cases.results(op, compiled, direction, copied(arguments)), eager, strict=True):
                 if a.dtype.itemsize == 1:
                     assert same_bits(a, b)
                     continue

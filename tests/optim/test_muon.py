@@ -289,9 +289,8 @@ def test_nan_stays_in_its_parameter():
     set_gradients(params, 0)
     params[0].grad[1, 2] = torch.nan
     undecayed(params).step()
-    assert bool(params[0].isnan().all()) and all(
-        bool(p.isfinite().all()) for p in params[1:]
-    )  # params[3] has its shape
+    # params[3] has its shape
+    assert bool(params[0].isnan().all()) and all(bool(p.isfinite().all()) for p in params[1:])
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

@@ -75,8 +75,7 @@ def same_steps(one: tuple, other: tuple) -> None:
     (ours, params), (theirs, others) = one, other
     for a, b in zip(params, others, strict=True):
         same(a.detach(), b.detach())
-    states = zip(ours.state_dict()["state"].values(), theirs.state_dict()["state"].values(), strict=True)
-    for a, b in states:
+    for a, b in zip(ours.state_dict()["state"].values(), theirs.state_dict()["state"].values(), strict=True):
         assert float(a["step"]) == float(b["step"])
         for name in a:
             if a[name].is_floating_point():

@@ -11,8 +11,7 @@ from weft.optim.muon_sharding import rows_at
 
 def run(case, processes, place, device="cpu", **variables):
     script = str(ROOT / "tests/optim/sharded_optimizers.py")
-    words = case, str(processes), str(place / "meeting"), device
-    printed("-W", "error", script, *words, timeout=480, **variables)
+    printed("-W", "error", script, case, str(processes), str(place / "meeting"), device, timeout=480, **variables)
 
 
 OURS = {"TRITON_INTERPRET": "1"}  # kernels of ours step the shards

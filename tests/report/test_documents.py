@@ -121,12 +121,9 @@ def test_pages_of_all_records_are_generated_and_removed_with_their_family(projec
     assert "removed docs/measured/gone.md" in said and (folder / "own.md").exists()
     page, index = ((folder / name).read_text(encoding="utf-8") for name in ("softmax.md", "README.md"))
     assert re.findall("^##+ .*", page, re.M) == [
-        "## softmax",
-        "### softmax forward",
-        "### softmax forward, wall time on the host, warm cache",
-        "### softmax forward, steps of the ladder",
-        "### softmax backward",
-    ]
+        "## softmax", "### softmax forward", "### softmax forward, wall time on the host, warm cache",
+        "### softmax forward, steps of the ladder", "### softmax backward",
+    ]  # fmt: skip
     assert "| 260 | – |" in page and "| ladder-1-naive | 900 |" in page and "| 77.0 |" in page and "550" not in page
     assert "| [softmax](softmax.md#softmax) | backward | bf16 | 1 |" in index and "| softmax | 12.0 |" in index
     assert documents.refresh_all(project, check=True, say=silent) == 0
