@@ -240,14 +240,17 @@ def test_free_gpus_after_preemptions(order):
         assert free_at(result, now)[0][0, 0] == free
 
 
-def preempted_for(gang: int, durations, cluster: Cluster, placement: str) -> tuple[list[int], list[int]]:
-    """Whole nodes run jobs of these durations (0: none), the k-th on node k; at 1 s a gang of so many GPUs comes
+FOUR, SIX = (Cluster.of([NodeGroup(nodes, rack_nodes=2)]) for nodes in (4, 6))  # in racks of two
+
+
+def preempted_for(durations, cluster: Cluster, placement: str) -> tuple[list[int], list[int]]:
+    """Whole nodes run jobs of these durations (0: none), the k-th on node k; at 1 s a gang of 16 GPUs comes
     that all of them may be stopped for. Where the jobs were that are, and the gang's nodes."""
     held = [n for n, seconds in enumerate(durations) if seconds]
     kinds = tuple(f"k{n}" for n in range(len(durations)))
     cluster = dataclasses.replace(cluster, gpu_type=np.arange(len(kinds)), types=kinds)
     jobs = Jobs(
-        [0.0] * len(held) + [1.0], [durations[n] for n in held] + [2.0], [8] * len(held) + [gang],
+        [0.0] * len(held) + [1.0], [durations[n] for n in held] + [2.0], [8] * len(held) + [16],
         types=[n + 1 for n in held] + [0], type_sets=((), *((kind,) for kind in kinds)),
     )  # fmt: skip
     fast = both(jobs, cluster, "srtf", placement)
@@ -259,34 +262,30 @@ def preempted_for(gang: int, durations, cluster: Cluster, placement: str) -> tup
 def test_a_gang_preempts_in_the_rack_with_the_least_important_victims():
     """Racks of two nodes. The two longest jobs, on nodes 1 and 2, lie in different racks: `topology` stops them, since a rack
     would cost a more important one; in a required rack the shortest of those that go is the longest in rack 0."""
-    cluster = Cluster.of([NodeGroup(6, rack_nodes=2)])
     durations = [50, 90, 80, 40, 30, 60]
-    assert preempted_for(16, durations, cluster, "best") == ([1, 2], [1, 2])
-    assert preempted_for(16, durations, cluster, "topology") == ([1, 2], [1, 2])
-    assert preempted_for(16, durations, cluster, "topology-required") == ([0, 1], [0, 1])
+    assert preempted_for(durations, SIX, "best") == ([1, 2], [1, 2])
+    assert preempted_for(durations, SIX, "topology") == ([1, 2], [1, 2])
+    assert preempted_for(durations, SIX, "topology-required") == ([0, 1], [0, 1])
 
 
 def test_a_rack_that_costs_no_more_important_job_is_taken():
     """The longest job and one of 80 s, in two racks, would do: so does a rack with two of 80 s, and the one with both."""
-    cluster = Cluster.of([NodeGroup(6, rack_nodes=2)])
     for durations, nodes in (([40, 30, 80, 80, 90, 20], [2, 3]), ([40, 30, 80, 60, 90, 80], [4, 5])):
-        assert preempted_for(16, durations, cluster, "topology") == (nodes, nodes)
+        assert preempted_for(durations, SIX, "topology") == (nodes, nodes)
     domains = Cluster.of([NodeGroup(6, rack_nodes=6, nvlink_domain_nodes=2)])
-    assert preempted_for(16, [80, 30, 80, 80, 90, 20], domains, "topology") == ([2, 3], [2, 3])
+    assert preempted_for([80, 30, 80, 80, 90, 20], domains, "topology") == ([2, 3], [2, 3])
 
 
 def test_free_nodes_come_before_a_rack():
     """One node is free in each rack: a preference stops no job; what is required does."""
-    cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
-    assert preempted_for(16, [0, 70, 60, 0], cluster, "topology") == ([], [0, 3])
-    assert preempted_for(16, [0, 70, 60, 0], cluster, "topology-required") == ([1], [0, 1])
+    assert preempted_for([0, 70, 60, 0], FOUR, "topology") == ([], [0, 3])
+    assert preempted_for([0, 70, 60, 0], FOUR, "topology-required") == ([1], [0, 1])
 
 
 def test_a_gang_is_preempted_whole_and_returns_to_a_rack():
     """The gang in rack 0 makes way for a shorter job on one of its nodes, and goes on when a whole rack is free again."""
-    cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
     jobs = Jobs([0.0, 0.0, 0.0, 5.0], [100.0, 40.0, 20.0, 10.0], [16, 8, 8, 8])
-    held = both(jobs, cluster, "srtf", "topology-required", restart_s=3).stretches
+    held = both(jobs, FOUR, "srtf", "topology-required", restart_s=3).stretches
     of_gang = [(held.begin[k], held.end[k], sorted(held.where[held.slot[k] : held.slot[k + 1]].tolist()))
                for k in np.flatnonzero(held.job == 0)]  # fmt: skip
     assert of_gang == [(0, 5, [2, 3]), (15, 113, [2, 3])]

@@ -11,6 +11,8 @@ from schedules import both, waits
 from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, cluster_file, reference, simulate
 from weft.cluster.metrics import locality
 
+FOUR = Cluster.of([NodeGroup(4, rack_nodes=2)])  # in two racks
+
 
 def jobs_of(*asked, submit=(), duration=(), **more) -> Jobs:
     count = len(asked)
@@ -79,10 +81,10 @@ def test_the_stepping_simulator_knows_racks():
 
 def test_best_fit_spreads_a_gang_that_one_rack_could_take():
     """A job on node 0 leaves one whole node to rack 0 and two to rack 1."""
-    cluster, jobs = Cluster.of([NodeGroup(4, rack_nodes=2)]), jobs_of(1, 16)
-    assert placed(jobs, cluster, "best") == [[0], [1, 2]]
+    jobs = jobs_of(1, 16)
+    assert placed(jobs, FOUR, "best") == [[0], [1, 2]]
     for placement in PLACEMENTS:
-        assert placed(jobs, cluster, placement) == [[0], [2, 3]]
+        assert placed(jobs, FOUR, placement) == [[0], [2, 3]]
 
 
 def test_a_gang_takes_the_fullest_rack_that_fits():
@@ -147,21 +149,19 @@ def test_small_jobs_leave_nodes_and_racks_to_gangs():
 
 def test_a_gang_waits_for_a_rack():
     """From 1 s on one node is free, from 2 s on two in two racks, from 5 s on all of rack 1."""
-    cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
     jobs = jobs_of(8, 8, 8, 16, submit=[0.0, 0.0, 0.0, 1.0], duration=[20.0, 2.0, 5.0, 3.0])
-    assert placed(jobs, cluster, "topology-required", "fifo") == [[0], [1], [2], [2, 3]]
-    assert waits(simulate(jobs, cluster, "fifo", "topology-required"), 3) == {"capacity": 1, "topology": 3}
-    assert placed(jobs, cluster, "topology", "fifo")[3] == [1, 3]
-    assert simulate(jobs, cluster, "fifo", "topology").start[3] == 2
+    assert placed(jobs, FOUR, "topology-required", "fifo") == [[0], [1], [2], [2, 3]]
+    assert waits(simulate(jobs, FOUR, "fifo", "topology-required"), 3) == {"capacity": 1, "topology": 3}
+    assert placed(jobs, FOUR, "topology", "fifo")[3] == [1, 3]
+    assert simulate(jobs, FOUR, "fifo", "topology").start[3] == 2
 
 
 def test_a_gang_of_pods_waits_for_topology_only_where_all_nodes_would_do():
     """Four pods of 4 GPUs: from 0 s on three fit, then four in two racks, then four in one."""
-    cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
     times = {"submit": [0.0] * 4 + [1.0], "duration": [9.0, 3.0, 5.0, 99.0, 1.0]}
     jobs = jobs_of(5, 5, 5, 5, 16, pods=np.array([0, 0, 0, 0, 4]), **times)
-    assert placed(jobs, cluster, "topology-required", "fifo") == [[0], [1], [2], [3], [0, 0, 1, 1]]
-    result = simulate(jobs, cluster, "fifo", "topology-required")
+    assert placed(jobs, FOUR, "topology-required", "fifo") == [[0], [1], [2], [3], [0, 0, 1, 1]]
+    result = simulate(jobs, FOUR, "fifo", "topology-required")
     # 12 GPUs are free at first; 17 from 3 s on, in pods of 4 only 2; 22 from 5 s on, in pods 4.
     assert waits(result, 4) == {"capacity": 2, "gang": 2, "topology": 4}
 
@@ -169,13 +169,12 @@ def test_a_gang_of_pods_waits_for_topology_only_where_all_nodes_would_do():
 def test_under_easy_backfill_the_head_reserves_a_rack():
     """Rack 1 is free at 6 s, any two nodes at 4 s: 3 s on node 3 are in the way of a gang that goes anywhere, not of one that
     goes into a rack."""
-    cluster = Cluster.of([NodeGroup(4, rack_nodes=2)])
     submit, duration = [0.0, 0.0, 0.0, 1.0, 2.0, 2.5], [4.0, 10.0, 6.0, 5.0, 3.0, 20.0]
     jobs = jobs_of(8, 8, 8, 16, 8, 8, submit=submit, duration=duration)
-    assert placed(jobs, cluster, "topology-required", "fifo-easy") == [[0], [1], [2], [2, 3], [3], [0]]
-    assert simulate(jobs, cluster, "fifo-easy", "topology-required").start.tolist() == [0, 0, 0, 6, 2, 4]
-    assert placed(jobs, cluster, "topology", "fifo-easy")[3] == [0, 3]
-    assert simulate(jobs, cluster, "fifo-easy", "topology").start[3:5].tolist() == [4, 6]
+    assert placed(jobs, FOUR, "topology-required", "fifo-easy") == [[0], [1], [2], [2, 3], [3], [0]]
+    assert simulate(jobs, FOUR, "fifo-easy", "topology-required").start.tolist() == [0, 0, 0, 6, 2, 4]
+    assert placed(jobs, FOUR, "topology", "fifo-easy")[3] == [0, 3]
+    assert simulate(jobs, FOUR, "fifo-easy", "topology").start[3:5].tolist() == [4, 6]
 
 
 def test_conservative_backfill_is_refused():
