@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators import partial_sums
 from weft.operators.call import FLOATS
 from weft.operators.checks import check_device, check_eps, check_same, check_tensor
 from weft.operators.configs import Config, Configurations, bucket
@@ -211,29 +210,24 @@ def clusters_unsupported(c: GradientCall) -> str:
     return not_resident(one.plan, c.h.device)
 
 
-class ClustersPlan:
-    """The launch of the gradient by clusters, and the sum of their parts of dw."""
+@with_copies
+def clusters_launch(c: GradientCall) -> norm_kernels.GradientPlan:
+    plan, clusters = ring.all_clusters(_one_cluster(c), c.h)
 
-    def __init__(self, c: GradientCall):
-        self.rows, self.clusters = ring.all_clusters(_one_cluster(c), c.h)
-        self.n, self.total = c.n, partial_sums.plan(self.clusters, c.n)
-
-    def __call__(
-        self, h: Tensor, dy: Tensor, dh: Tensor, weight: Tensor, dr: Tensor, dx: Tensor, dw: Tensor, *mask: Any
-    ) -> None:
-        seed_at, seed, offset, last, scale = mask
-        partial = torch.empty((self.clusters, self.n), dtype=torch.float32, device=h.device)
+    def rows(*arguments: Any) -> None:
+        *read, dr, dx, partial, seed_at, seed, offset, last, scale = arguments
         numbers = ctypes.c_ulonglong(seed), ctypes.c_ulonglong(offset), ctypes.c_uint(last), ctypes.c_float(scale)
-        rows = dataclasses.replace(self.rows, scalars=(*self.rows.scalars, *numbers))
-        rows(h, dy, dh, weight, dr, partial, dx, seed_at)
-        self.rows._ready = rows._ready  # the kernel, loaded once
-        self.total(partial, dw)
+        now = dataclasses.replace(plan, scalars=(*plan.scalars, *numbers))
+        now(*read, dr, partial, dx, seed_at)
+        plan._ready = now._ready  # the kernel, loaded once
+
+    return norm_kernels.GradientPlan(c.m, c.n, rows, clusters)
 
 
 BACKWARD = Dispatch(  # where forward is PyTorch's, backward is too
     GradientCall,
     Route("cuda", lambda c: True, "clusters of blocks hold a row and take row after row: it is read once",
-          with_copies(ClustersPlan), clusters_unsupported, sm=90),
+          clusters_launch, clusters_unsupported, sm=90),
     Route("triton", lambda c: c.n <= norm_kernels.ONE_PASS_BACKWARD, "a program holds whole rows: one pass",
           with_copies(norm_kernels.gradient_rows)),
     Route("triton", lambda c: True, "two passes: sums of the rows first, then columns",

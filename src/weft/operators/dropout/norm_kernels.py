@@ -5,6 +5,7 @@ Whole rows stay in registers: forward to ``row_programs.ONE_PASS`` columns, back
 walked twice there. The weight's gradient is added up in fp32 in a fixed order: partial rows first, then ``partial_sums``.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -170,7 +171,7 @@ def forward_plan(c: Any) -> Plan:
 class GradientPlan:
     """The launches of the gradient: call with ``(h, dy, dh, weight, dr, dx, dw, *seed, offset and so on)``."""
 
-    def __init__(self, m: int, n: int, rows: Plan, parts: int, statistics: Plan | None = None):
+    def __init__(self, m: int, n: int, rows: Callable[..., None], parts: int, statistics: Plan | None = None):
         self.m, self.n, self.rows, self.parts, self.statistics = m, n, rows, parts, statistics
         self.total = partial_sums.plan(parts, n)
 

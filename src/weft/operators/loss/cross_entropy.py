@@ -15,17 +15,8 @@ from weft.operators import mutants, peers
 from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
 from weft.operators.call import Choice, eager, guarded, on_gpu, traced
 from weft.operators.launch import Plans
-from weft.operators.loss.dispatch import (
-    BACKWARD,
-    FORWARD,
-    Forward,
-    check_range,
-    classes_of,
-    in_fp32,
-    in_rows,
-    loss_call,
-    losses_shape,
-)
+from weft.operators.loss import dispatch
+from weft.operators.loss.dispatch import BACKWARD, FORWARD, Forward
 from weft.operators.loss.kernels import scale_plans
 from weft.operators.loss.reference import OPTIONS, WRONG, Options, composed, gradient, inputs, reference, workloads
 
@@ -240,13 +231,13 @@ def choose(
     asked = Options(**options)
     arguments = (*(() if weight is None else (weight,)), *asked, wanted, inplace_backward)
     chosen = FORWARD.choose(logits, target, *arguments)
-    check_range("cross_entropy", target, classes_of(logits), asked.ignore_index, check_labels)
-    rows, labels = in_rows(logits, target)
+    dispatch.check_range("cross_entropy", target, dispatch.classes_of(logits), asked.ignore_index, check_labels)
+    rows, labels = dispatch.in_rows(logits, target)
     if rows is not logits:
         logits, target, chosen = rows, labels, FORWARD.choose(rows, labels, *arguments)
     if not backward or chosen.implementation == "torch":
         return chosen
-    call: Any = loss_call("cross_entropy", False, logits, target, *arguments)
+    call: Any = dispatch.loss_call("cross_entropy", False, logits, target, *arguments)
     if call.at_once and not call.traced:
         return Choice(chosen.implementation, f"with the loss: {chosen.reason}")
     dloss = logits.new_empty(call.m if call.options.reduction == "none" else ())
@@ -301,11 +292,11 @@ def cross_entropy_function(
             if wanted:
                 return CrossEntropy.apply(logits, target, weight, plan, BACKWARD, inplace_backward)
             return plan(logits, target, logits if weight is None else weight, logits)[0]
-    logits, weight = in_fp32(logits, weight)
+    logits, weight = dispatch.in_fp32(logits, weight)
     named = {"weight": weight, **Options(*options)._asdict()}
     flags = {"check_labels": check_labels, "inplace_backward": inplace_backward}
     chosen = choose(logits, target, **flags, **named).implementation
-    rows, target = in_rows(logits, target, copied=chosen == "torch")
+    rows, target = dispatch.in_rows(logits, target, copied=chosen == "torch")
     if chosen == "torch":
         loss = reference(rows, target, **named)
     elif traced(rows, target):
@@ -315,4 +306,4 @@ def cross_entropy_function(
         tensors = (rows, target) if weight is None else (rows, target, weight)
         plan = FORWARD.of(tensors, *options, wanted, inplace_backward)
         loss = differentiable(CrossEntropy, rows, target, weight, plan, BACKWARD, inplace_backward)
-    return loss.view(losses_shape(logits)) if reduction == "none" and logits.ndim != 2 else loss
+    return loss.view(dispatch.losses_shape(logits)) if reduction == "none" and logits.ndim != 2 else loss

@@ -17,19 +17,8 @@ from weft.operators.call import Choice, guarded
 from weft.operators.launch import Plans
 from weft.operators.loss import cross_entropy as loss
 from weft.operators.loss.dispatch import WITH_GRADIENT, check_range, classes_of, in_fp32, in_rows, losses_shape
-from weft.operators.loss.reference import (
-    OPTIONS,
-    WRONG,
-    CompiledBoth,
-    Options,
-    composed,
-    inputs,
-    reference,
-    traceable_with_gradients,
-    with_gradients,
-    workloads,
-    wrong_in_parts,
-)
+from weft.operators.loss.reference import OPTIONS, WRONG, Options, composed, inputs, reference, workloads
+from weft.operators.loss.with_gradients import register_peers, traceable_with_gradients, with_gradients, wrong_in_parts
 
 Pair = tuple[Tensor, Tensor]
 
@@ -76,18 +65,10 @@ cross_entropy_with_gradient = Operator(
     ],
 )
 
-cross_entropy_with_gradient.implementation("triton", arch=">=sm_80")(
-    functools.partial(launched, WITH_GRADIENT.kernel("triton"))
-)
-cross_entropy_with_gradient.implementation("cuda", arch=">=sm_90")(
-    functools.partial(launched, WITH_GRADIENT.kernel("cuda"))
-)
-cross_entropy_with_gradient.implementation("torch")(by_autograd(composed))
-cross_entropy_with_gradient.implementation("torch.compile", devices=("cuda",))(CompiledBoth(LEAVES, composed))
-cross_entropy_with_gradient.implementation("liger", requires="liger-kernel", devices=("cuda",))(by_autograd(loss.liger))
-cross_entropy_with_gradient.implementation("quack", requires="quack-kernels", devices=("cuda",))(
-    by_autograd(loss.quack)
-)
+for kernel, arch in (("triton", ">=sm_80"), ("cuda", ">=sm_90")):
+    run = functools.partial(launched, WITH_GRADIENT.kernel(kernel))
+    cross_entropy_with_gradient.implementation(kernel, arch=arch)(run)
+register_peers(cross_entropy_with_gradient, LEAVES, composed=composed, liger=loss.liger, quack=loss.quack)
 
 
 @cross_entropy_with_gradient.choice
@@ -112,16 +93,14 @@ def cross_entropy_with_gradient_function(
     """Cross entropy and its gradient, from one read of the logits.
 
     Args:
-        logits, target, weight, ignore_index, label_smoothing, z_loss, soft_cap, reduction, check_labels: those of
-            ``cross_entropy``.
+        All are those of ``cross_entropy``.
 
     Returns:
         The loss as ``cross_entropy`` gives it, and its gradient by the logits (of their shape and dtype; with the reduction
         "none" that of the losses' sum). Neither is tracked by autograd.
 
     Raises:
-        TypeError: tensors of other dtypes.
-        ValueError: shapes, devices or options that do not fit; with ``check_labels``, a label out of range.
+        TypeError, ValueError: as ``cross_entropy``.
     """
     wide, weight = in_fp32(logits, weight)
     named = {"weight": weight, **Options(ignore_index, label_smoothing, z_loss, soft_cap, reduction)._asdict()}

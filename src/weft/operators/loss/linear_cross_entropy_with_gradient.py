@@ -17,59 +17,45 @@ from weft.operators.call import Choice, cast_for_products, guarded, traced
 from weft.operators.loss import linear_cross_entropy as linear
 from weft.operators.loss.dispatch import LINEAR_WITH_GRADIENT, LinearCall, linear_call
 from weft.operators.loss.linear_chunks import loss_and_gradients
-from weft.operators.loss.linear_cross_entropy import (
-    LEAVES,
-    OPTIONS,
-    WRONG,
-    composed,
-    cost_of,
-    few_workloads,
-    inputs,
-    launchable,
-    reference,
-)
-from weft.operators.loss.reference import (
-    CompiledBoth,
-    Options,
-    traceable_with_gradients,
-    with_gradients,
-    wrong_in_parts,
-)
+from weft.operators.loss.reference import Options
+from weft.operators.loss.with_gradients import register_peers, traceable_with_gradients, with_gradients, wrong_in_parts
 
 All = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
 def both(function: Callable[..., Tensor]) -> Callable[..., All]:
     """Loss and gradients by autograd."""
-    return functools.partial(with_gradients, LEAVES, function)
+    return functools.partial(with_gradients, linear.LEAVES, function)
 
 
 def chunked(call: LinearCall) -> All:
     with torch.no_grad():
-        loss, (dx, dweight, dbias) = loss_and_gradients(launchable(call), (True, True, call.bias is not None))
+        loss, (dx, dweight, dbias) = loss_and_gradients(linear.launchable(call), (True, True, call.bias is not None))
     return loss, dx, dweight, dbias  # type: ignore[return-value]
 
 
 def cost(w: Workload, direction: str) -> Cost:
-    return cost_of(w, 3, True)
+    return linear.cost_of(w, 3, True)
 
 
 def _present(**arguments: Any) -> tuple[Tensor, ...]:
-    return tuple(o for o in both(reference)(**arguments) if o is not None)
+    return tuple(o for o in both(linear.reference)(**arguments) if o is not None)
 
 
 linear_cross_entropy_with_gradient = Operator(
     name="linear_cross_entropy_with_gradient",
     axes={"T": "tokens", "D": "hidden size", "V": "classes"},
-    inputs=inputs,
-    reference=both(reference),
+    inputs=linear.inputs,
+    reference=both(linear.reference),
     cost=cost,
-    options=OPTIONS,
+    options=linear.OPTIONS,
     tolerance=Tolerance(scale="row", ulps=2.0, of_operands=True, terms=lambda w: max(w.axes.values())),
-    workloads=few_workloads(),
+    workloads=linear.few_workloads(),
     mutants=[
         *mutants.usual(_present),
-        *wrong_in_parts(both(reference), {name: both(function) for name, function in WRONG.items()}, "gradients"),
+        *wrong_in_parts(
+            both(linear.reference), {name: both(function) for name, function in linear.WRONG.items()}, "gradients"
+        ),
     ],
 )
 
@@ -79,14 +65,8 @@ def by_chunks(x: Tensor, weight: Tensor, target: Tensor, **named: Any) -> All:
     return chunked(linear_call(x, weight, target, **named))
 
 
-linear_cross_entropy_with_gradient.implementation("torch")(both(composed))
-linear_cross_entropy_with_gradient.implementation("torch.compile", devices=("cuda",))(CompiledBoth(LEAVES, composed))
-linear_cross_entropy_with_gradient.implementation("liger", requires="liger-kernel", devices=("cuda",))(
-    both(linear.liger)
-)
-linear_cross_entropy_with_gradient.implementation("quack", requires="quack-kernels", devices=("cuda",))(
-    both(linear.quack)
-)
+PEERS = {"composed": linear.composed, "liger": linear.liger, "quack": linear.quack}
+register_peers(linear_cross_entropy_with_gradient, linear.LEAVES, **PEERS)
 
 
 @linear_cross_entropy_with_gradient.choice
@@ -106,8 +86,7 @@ def linear_cross_entropy_with_gradient_function(
     """Cross entropy of a linear layer's logits and its gradients, from one call.
 
     Args:
-        x, weight, target, bias, class_weight, ignore_index, label_smoothing, z_loss, soft_cap, reduction, chunk_rows,
-            accumulate, check_labels: those of ``linear_cross_entropy``.
+        All are those of ``linear_cross_entropy``.
 
     Returns:
         The loss as ``linear_cross_entropy`` gives it, and its gradients by x [T, D], weight [V, D] and bias [V] (None
@@ -115,8 +94,7 @@ def linear_cross_entropy_with_gradient_function(
         Multiply float16 losses before differentiating: their gradients may underflow here, where nothing scales them.
 
     Raises:
-        TypeError: tensors of other dtypes, or dtypes that differ.
-        ValueError: shapes, devices or options that do not fit; with ``check_labels``, a label out of range.
+        TypeError, ValueError: as ``linear_cross_entropy``.
     """
     given = x, weight, bias
     x, weight, bias = cast_for_products(x, weight, bias)
@@ -127,7 +105,7 @@ def linear_cross_entropy_with_gradient_function(
     if chosen == "torch":
         named |= {"x": x, "weight": weight, "target": target}
         by = traceable_with_gradients if traced(x, weight, target) else with_gradients
-        loss, *found = by(LEAVES, reference, **named)
+        loss, *found = by(linear.LEAVES, linear.reference, **named)
     else:
         loss, *found = chunked(linear_call(x, weight, target, **named))
     dx, dweight, dbias = (t if t is None or of is None else t.to(of.dtype) for t, of in zip(found, given, strict=True))

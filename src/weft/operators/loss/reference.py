@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.definition import Mutant, Workload, torch_dtype, workload
-from weft.operators import peers
+from weft.definition import Workload, torch_dtype, workload
 from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -73,58 +72,6 @@ def in_range(target: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, T
 def nan_where(outside: Tensor, x: Tensor) -> Tensor:
     """What makes the loss and the gradient of such rows NaN when it is added to their logits."""
     return torch.where(outside, torch.nan, 0.0).to(x.dtype)
-
-
-def with_gradients(leaves: tuple[str, ...], function: Callable[..., Tensor], **arguments: Any) -> tuple[Any, ...]:
-    """The loss, and the gradients of the losses' sum by those arguments (None for one that is None), by autograd."""
-    with torch.enable_grad():
-        given = {name: arguments[name].detach().requires_grad_() for name in leaves if arguments[name] is not None}
-        loss = function(**{**arguments, **given})
-        found = torch.autograd.grad(loss, list(given.values()), torch.ones_like(loss))
-    of = dict(zip(given, found, strict=True))
-    return loss.detach(), *(of.get(name) for name in leaves)
-
-
-def traceable_with_gradients(
-    leaves: tuple[str, ...], function: Callable[..., Tensor], **arguments: Any
-) -> tuple[Any, ...]:
-    """The same by ``torch.func``, which a compiler can follow."""
-
-    def both(given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        loss = function(**{**arguments, **given})
-        return loss.sum(), loss
-
-    given = {name: arguments[name] for name in leaves if arguments[name] is not None}
-    found, loss = torch.func.grad(both, has_aux=True)(given)
-    return loss, *(found.get(name) for name in leaves)
-
-
-class CompiledBoth(peers.Compiled):
-    """Compiled forward and its compiled backward, both within the call."""
-
-    def __init__(self, leaves: tuple[str, ...], function: Callable[..., Tensor]):
-        super().__init__(function)
-        self.leaves = leaves
-
-    def __call__(self, **arguments: Any) -> Any:
-        return with_gradients(self.leaves, super().__call__, **arguments)
-
-
-def wrong_in_parts(
-    right: Callable[..., tuple[Any, ...]], wrong: dict[str, Callable[..., tuple[Any, ...]]], gradients: str
-) -> list[Mutant]:
-    """Mutants of a loss with its gradients: with the wrong loss alone, and with wrong gradients alone."""
-
-    def in_loss(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-        return lambda **arguments: (function(**arguments)[0], *right(**arguments)[1:])
-
-    def in_gradients(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-        return lambda **arguments: (right(**arguments)[0], *function(**arguments)[1:])
-
-    return [
-        *(Mutant(f"{name} in the loss", in_loss(function)) for name, function in wrong.items()),
-        *(Mutant(f"{name} in the {gradients}", in_gradients(function)) for name, function in wrong.items()),
-    ]
 
 
 def gradient(

@@ -16,21 +16,8 @@ from torch import Tensor
 from weft.operators.axis_view import AxisView
 from weft.operators.configs import Config, Configurations, bucket, grid_of, tiles
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
-from weft.operators.reduction.kernels import (
-    FEW,
-    LONGEST,
-    SHORT,
-    Tiling,
-    columns_heuristic,
-    known_strides,
-    larger,
-    partial_view,
-    rows_candidates,
-    rows_heuristic,
-    short_columns_candidates,
-    tile_of_program,
-    tiling,
-)
+from weft.operators.reduction import kernels
+from weft.operators.reduction.kernels import known_strides, larger, tile_of_program
 
 FAR = tl.constexpr(2147483647)  # larger than every index
 
@@ -164,8 +151,8 @@ def wide_rows(dtype: torch.dtype, n: int) -> Config:
 
 def argmax_rows_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     """Rows of n elements. The lanes that share a row exchange their maxima at its end: few lanes, several loads each."""
-    if n <= SHORT:
-        return rows_heuristic(sm, dtype, n)
+    if n <= kernels.SHORT:
+        return kernels.rows_heuristic(sm, dtype, n)
     if n > LONG:
         return wide_rows(dtype, n)
     vector, warps = 16 // dtype.itemsize, 4
@@ -177,8 +164,8 @@ def argmax_rows_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
 
 
 def argmax_rows_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    if n <= SHORT:
-        return rows_candidates(sm, dtype, n)
+    if n <= kernels.SHORT:
+        return kernels.rows_candidates(sm, dtype, n)
     vector = 16 // dtype.itemsize
     every = grid_of({"EACH": (1, 2), "LANES": (4, 8, 16, 32, 128, 256), "UNROLL": (1, 2, 4, 8), "num_warps": (2, 4, 8)})
     found = []
@@ -191,8 +178,8 @@ def argmax_rows_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
 
 
 def argmax_columns_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
-    if n <= SHORT:
-        return columns_heuristic(sm, dtype, n)
+    if n <= kernels.SHORT:
+        return kernels.columns_heuristic(sm, dtype, n)
     if n < 2**14:
         return {"TILE": 1024, "WIDTH": 256, "UNROLL": 8, "CHUNK": 1024, "num_warps": 4}
     # the group with the maximum is read again, 32 bytes of memory for an element of 2: one of 512 groups in a part of N
@@ -200,8 +187,8 @@ def argmax_columns_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
 
 
 def argmax_columns_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
-    if n <= SHORT:
-        return short_columns_candidates(n)
+    if n <= kernels.SHORT:
+        return kernels.short_columns_candidates(n)
     choices = {"TILE": (512, 1024, 2048, 4096), "WIDTH": (128, 256, 512), "UNROLL": (4, 8, 16)}
     return tiles({**choices, "CHUNK": (1024, 2048, 4096, 8192), "num_warps": (4, 8)}, 4, 16)
 
@@ -219,21 +206,21 @@ PARTIALS = (  # few: there is nothing to measure
 
 def argmax_tiling(
     v: AxisView, device: torch.device, dtype: torch.dtype, kinds: tuple[Configurations, ...]
-) -> tuple[Tiling, int]:
+) -> tuple[kernels.Tiling, int]:
     """How a view is searched, and how many elements of a row are a group (0: the elements that a column's step unrolls)."""
-    if v.K > 1 or v.N <= SHORT:
-        return replace(tiling(v, device, dtype, kinds), flat=False), 0
-    config = kinds[0](device, dtype, min(bucket(v.N), LONGEST))
+    if v.K > 1 or v.N <= kernels.SHORT:
+        return replace(kernels.tiling(v, device, dtype, kinds), flat=False), 0
+    config = kinds[0](device, dtype, min(bucket(v.N), kernels.LONGEST))
     rows = min(max(config["TILE"] // config["REACH"], 1), bucket(v.M))
     if config["REACH"] * config["UNROLL"] < v.N and triton.cdiv(v.M, rows) < 2 * multiprocessors(device):
         config, rows = wide_rows(dtype, v.N), 1  # too few programs: as many threads as there are for each row
-    reach, unroll, length, few = config["REACH"], config["UNROLL"], config["CHUNK"], FEW
+    reach, unroll, length, few = config["REACH"], config["UNROLL"], config["CHUNK"], kernels.FEW
     if INTERPRETING:  # it calls a reduction's function once an element; and small tensors are to be cut into parts too
         reach, rows, length, few = min(reach, 128), min(rows, 8), min(length, 512), 1024
     reach = min(reach, bucket(v.N))
     if reach >= v.N:
         unroll = 1
-    found = Tiling(rows, reach, 1, unroll, 0, config["num_warps"]).in_parts(v, length, few, device)
+    found = kernels.Tiling(rows, reach, 1, unroll, 0, config["num_warps"]).in_parts(v, length, few, device)
     # the elements of one load lie in one thread; in rows that begin anywhere, or are strided, a load is one element
     group = min(v.unit(), 16 // dtype.itemsize) if v.dense_axis == 1 else 1
     return found, min(group, reach)
@@ -248,7 +235,7 @@ class ArgmaxPlan:
         gather = False
         while True:
             t, group = argmax_tiling(v, device, dtype, PARTIALS if gather else FIRST)
-            rest = partial_view(v.M, t.parts(v), v.K, total=total)
+            rest = kernels.partial_view(v.M, t.parts(v), v.K, total=total)
             last = rest.N == 1
             scalars = (v.M, v.N, v.K, t.parts(v), v.m, v.n, v.k, v.N if total else 0)
             constants = {"LAST": last, "GATHER": gather, "GROUP": group, **t.constants(v)}

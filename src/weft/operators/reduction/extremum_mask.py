@@ -22,17 +22,8 @@ from weft.operators.axis_view import AxisView, result_strides
 from weft.operators.configs import Config, Configurations, bucket, grid_of, tiles
 from weft.operators.cuda import pointer_aligned
 from weft.operators.launch import INTERPRETING, Plan, Plans
-from weft.operators.reduction.kernels import (
-    SHORT,
-    SUM,
-    Formula,
-    Spans,
-    itself,
-    known_strides,
-    larger,
-    largest_of_tile,
-    tile_of_program,
-)
+from weft.operators.reduction import kernels
+from weft.operators.reduction.kernels import known_strides, larger, largest_of_tile, tile_of_program
 
 
 @triton.jit
@@ -282,7 +273,7 @@ NARROW = 64  # columns that a tile has at least where the tensor has as many: 12
 
 def rows_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     """Rows of n elements (a power of two; up to SHORT the extent itself)."""
-    if n <= SHORT:
+    if n <= kernels.SHORT:
         return {"TILE": 4096 if bucket(n) == n else 1024, "num_warps": 4}
     return {"TILE": max(2048, n), "num_warps": 4 if n <= 4096 else 8}
 
@@ -326,17 +317,17 @@ def fits_a_tile(v: AxisView) -> bool:
 
 def mask_gradient_plan(dy: Tensor, mask: Tensor, dx: Tensor, p: "MaskPlan", strides: tuple[int, int]) -> Plan:
     """Call with ``(dy, mask, dx)``; ``strides`` are those of dy in M and K."""
-    kernels, v = (gradient_of_mask_columns, gradient_of_mask_tiles), p.dx
-    return _plan(kernels, GRADIENT, p.v, v, dy, (*strides, v.m, v.n, v.k), {})
+    pair, v = (gradient_of_mask_columns, gradient_of_mask_tiles), p.dx
+    return _plan(pair, GRADIENT, p.v, v, dy, (*strides, v.m, v.n, v.k), {})
 
 
 def _plan(
-    kernels: tuple[Any, Any], kinds: tuple[Configurations, Configurations], v: AxisView, at: AxisView, like: Tensor,
+    pair: tuple[Any, Any], kinds: tuple[Configurations, Configurations], v: AxisView, at: AxisView, like: Tensor,
     scalars: tuple[Any, ...], formulas: dict[str, Any],
 ) -> Plan:  # fmt: skip
     """By the kernel that walks along N or the one of whole tiles; ``at`` is the view of the tensor of x's size that is read or
     written."""
-    config = kinds[v.K > 1](like.device, like.dtype, v.N if v.N <= SHORT else bucket(v.N))
+    config = kinds[v.K > 1](like.device, like.dtype, v.N if v.N <= kernels.SHORT else bucket(v.N))
     tile, warps = min(config["TILE"], MOST), config["num_warps"]
     constants: dict[str, Any] = dict(formulas)
     if walked(v):
@@ -353,7 +344,7 @@ def _plan(
         extents = (v.M, v.N, v.K)
     constants |= {"UNIT": at.unit(), "DENSE": at.dense_axis}
     grid = (triton.cdiv(v.M, rows) * triton.cdiv(v.K, cols),)
-    return Plan(kernels[not walked(v)], grid, (*extents, *scalars), constants, warps)
+    return Plan(pair[not walked(v)], grid, (*extents, *scalars), constants, warps)
 
 
 # ---- launches by spans -----------------------------------------------------------------------------------------------
@@ -361,7 +352,7 @@ def _plan(
 SPAN_TILE = 2048  # elements that are counted at once
 
 
-def _spans_plan(kernel: Any, spans: Spans, scalars: tuple[int, ...], first: dict[str, Any], unit: int) -> Plan:
+def _spans_plan(kernel: Any, spans: kernels.Spans, scalars: tuple[int, ...], first: dict[str, Any], unit: int) -> Plan:
     v = spans.v
     cols = min(bucket(v.K), 256)
     reach = min(bucket(spans.length), SPAN_TILE // cols)
@@ -469,10 +460,10 @@ class SpansPlan(SavingPlan):
     def __init__(self, c: Any):
         super().__init__(c)
         formula = c.formula
-        self.spans = Spans(self.v, c.x.device, c.x.dtype, total=c.dim is None)
+        self.spans = kernels.Spans(self.v, c.x.device, c.x.dtype, total=c.dim is None)
         self.first, self.rest = self.spans.first(formula), self.spans.rest(formula)
         self.count = _spans_plan(count_in_spans, self.spans, (), {"FINISH": formula.finish}, self.v.unit())
-        self.ties = self.spans.rest(Formula(itself, SUM))
+        self.ties = self.spans.rest(kernels.Formula(kernels.itself, kernels.SUM))
         self.reference, self.order = c.op.reference, c.order
 
     def save(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
