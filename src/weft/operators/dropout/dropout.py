@@ -18,7 +18,7 @@ from weft.operators.dropout.kernels import launchable
 from weft.operators.dropout.philox import at_least
 from weft.operators.dropout.seeds import OFFSETS, STEPS, Seed, check_seed, draw, scale_of, threshold_of
 from weft.operators.elementwise.pointwise import LARGEST
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor, vector_shape
+from weft.operators.random_inputs import LAYOUTS, VALUES, drawn, vector_shape
 
 
 def reference(x: Tensor, p: float = 0.5, seed: Seed = None, offset: int = 0, training: bool = True) -> Tensor:
@@ -77,8 +77,7 @@ def drawn_seed(w: Workload, g: Any) -> Any:
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """Options: ``rows=R`` (x is [R, N / R]), ``layout``, ``values``, ``p`` in per cent, ``offset``, ``training``, ``seed``: a
     number, a ``tensor``, or ``drawn``: none is given, as users call it, and each implementation has masks of its own."""
-    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
-    x = random_tensor(g, vector_shape("dropout", w), w.dtype, device, layout=layout, values=values)
+    x = drawn(w, g, device, *vector_shape("dropout", w))
     seed = drawn_seed(w, g)
     if w.option("seed") == "tensor":
         seed = torch.full((1,), seed, dtype=torch.int64, device=device)

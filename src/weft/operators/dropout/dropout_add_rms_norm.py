@@ -236,8 +236,7 @@ def dropout_add_rms_norm_function(
         rounded once.
 
     Raises:
-        TypeError: not tensors of those dtypes.
-        ValueError: shapes or devices that do not match; p, seed, offset or eps out of range.
+        TypeError, ValueError: as ``add_rms_norm`` and ``dropout``.
 
     Backward saves h, the weight and the seed; the weight's gradient is summed in fp32 in a fixed order.
     """

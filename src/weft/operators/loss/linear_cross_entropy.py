@@ -25,7 +25,7 @@ from weft.operators.loss.linear_chunks import gradients_of_losses, loss_and_grad
 from weft.operators.loss.linear_statistics import loss_plans
 from weft.operators.loss.reference import Options, wide
 from weft.operators.matmul.dispatch import default_precision
-from weft.operators.random_inputs import LAYOUTS, random_tensor
+from weft.operators.random_inputs import LAYOUTS, drawn, random_tensor
 
 LEAVES = ("x", "weight", "bias")  # that have gradients
 AT_ONCE = 2**28  # logits that the reference holds; more are made again for the gradient
@@ -95,13 +95,11 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x and a weight that make logits of about unit variance, and a bias unless the option says no. Options as cross
     entropy's, where ``weight`` (of the classes) is ``class_weight``; ``chunk`` is ``chunk_rows``, ``accumulate`` a dtype."""
     t, d, v = w["T"], w["D"], w["V"]
-    layout = w.option("layout", "contiguous")
-    x = random_tensor(g, (t, d), w.dtype, device, layout=layout, values=w.option("values", "normal"))
+    x, layout = drawn(w, g, device, t, d), w.option("layout", "contiguous")
     of_weight = "contiguous" if layout == "expanded" else layout  # equal rows would make all logits of a row equal
     weight = random_tensor(g, (v, d), w.dtype, device, layout=of_weight).mul_(max(d, 1) ** -0.5)
-    of_class = (
-        random_tensor(g, (v,), w.option("weight_dtype", w.dtype), device).abs_() if w.option("class_weight") else None
-    )
+    of_class_dtype = w.option("weight_dtype", w.dtype)
+    of_class = random_tensor(g, (v,), of_class_dtype, device).abs_() if w.option("class_weight") else None
     return {
         "x": x,
         "weight": weight,

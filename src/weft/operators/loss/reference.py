@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import Workload, torch_dtype, workload
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.random_inputs import LAYOUTS, VALUES, drawn, random_tensor
 
 REDUCTIONS = ("mean", "sum", "none")
 IGNORED = -100  # in workloads
@@ -104,8 +104,7 @@ def gradient(
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """Options: ``ignored`` and ``smoothing`` in per cent, ``z`` in thousandths."""
     m, v = w["M"], w["V"]
-    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
-    logits = random_tensor(g, (m, v), w.dtype, device, layout=layout, values=values)
+    logits = drawn(w, g, device, m, v)
     weight = random_tensor(g, (v,), w.option("weight_dtype", w.dtype), device).abs_() if w.option("weight") else None
     return {
         "logits": logits,

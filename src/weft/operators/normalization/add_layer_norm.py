@@ -13,7 +13,6 @@ from weft.operators.normalization.layer_norm import layer_norm_function
 from weft.operators.normalization.reference import define
 
 EPS = 1e-5
-Pair = tuple[Tensor, Tensor]
 
 
 def in_torch(
@@ -44,8 +43,7 @@ def add_layer_norm_function(
         dtype, computed in fp32 from the rounded h and rounded once.
 
     Raises:
-        TypeError: not tensors of those dtypes, or a bias without a weight.
-        ValueError: shapes or devices that do not match, a scalar x, a negative eps.
+        TypeError, ValueError: as ``layer_norm`` and ``add_rms_norm``.
 
     Backward takes the gradients of both results and gives x and the residual the same one.
     """

@@ -11,7 +11,6 @@ from weft.operators.normalization.dispatch import Norm
 from weft.operators.normalization.reference import define
 
 EPS = 1e-6
-Pair = tuple[Tensor, Tensor]
 
 
 def in_torch(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = EPS) -> tuple[Tensor, Tensor]:

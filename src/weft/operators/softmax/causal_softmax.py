@@ -15,7 +15,7 @@ from weft.operators import mutants, peers
 from weft.operators.autograd import differentiable
 from weft.operators.call import Choice, beside, eager, guarded, widened
 from weft.operators.launch import Plans
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.random_inputs import LAYOUTS, VALUES, drawn
 from weft.operators.softmax.dispatch import CAUSAL, MASKED_FORWARD
 from weft.operators.softmax.masked_softmax import BY_KERNEL, PUBLIC, MaskedSoftmax, choose_masked, masked_tolerance
 
@@ -40,9 +40,7 @@ def launched(x: Tensor, scale: float = 1.0, *, plans: tuple[Plans, Plans]) -> Te
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x is [B, S, T]; the option ``scale`` in per cent."""
-    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
-    x = random_tensor(g, (w["B"], w["S"], w["T"]), w.dtype, device, layout=layout, values=values)
-    return {"x": x, "scale": w.option("scale", 100) / 100}
+    return {"x": drawn(w, g, device, w["B"], w["S"], w["T"]), "scale": w.option("scale", 100) / 100}
 
 
 def seen(w: Workload) -> int:

@@ -18,7 +18,7 @@ from weft.operators.autograd import KernelFunction, differentiable, reference_gr
 from weft.operators.call import Choice, eager, guarded, widened
 from weft.operators.launch import Plans
 from weft.operators.layout import readable
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.random_inputs import LAYOUTS, VALUES, drawn, random_tensor
 from weft.operators.softmax.dispatch import ADDITIVE, BOOLEAN, CAUSAL, MASKED_BACKWARD, MASKED_FORWARD, NONE
 
 # ---- calls of causal_softmax and masked_softmax around the tables of kernels -----------------------------------------
@@ -115,8 +115,7 @@ SHAPES = {  # of the mask, for x [B, H, S, T]
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x is [B, H, S, T]; options: the mask's ``shape`` and ``kind``, ``scale`` in per cent."""
     shape = tuple(w[a] for a in "BHST")
-    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
-    x = random_tensor(g, shape, w.dtype, device, layout=layout, values=values)
+    x = drawn(w, g, device, *shape)
     mask, kind = None, w.option("kind", BOOLEAN)
     if kind != NONE:
         mask = random_tensor(g, SHAPES[w.option("shape", "heads")](*shape), w.dtype, device)

@@ -18,7 +18,7 @@ from weft.operators.call import Choice, eager, guarded, on_gpu, traced, widened
 from weft.operators.checks import check_dim, check_dtype, check_tensor
 from weft.operators.launch import Plans
 from weft.operators.layout import rows_of
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.random_inputs import LAYOUTS, VALUES, drawn
 from weft.operators.softmax.dispatch import BACKWARD, FORWARD
 
 # ---- calls of softmax and log_softmax around the tables of kernels -----------------------------------------------------
@@ -172,9 +172,8 @@ class RowSoftmax:
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x is [M, N], or [M, N, K] with the option K and dim=1."""
     shape = (w["M"], w["N"], w.option("inner")) if w.option("inner") else (w["M"], w["N"])
-    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
     check_dim("softmax", w.option("dim", -1), len(shape))
-    return {"x": random_tensor(g, shape, w.dtype, device, layout=layout, values=values), "dim": w.option("dim", -1)}
+    return {"x": drawn(w, g, device, *shape), "dim": w.option("dim", -1)}
 
 
 def cost(w: Workload, direction: str, logs: bool) -> Cost:

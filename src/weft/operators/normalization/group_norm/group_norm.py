@@ -17,7 +17,7 @@ from weft.operators.autograd import KernelFunction, differentiable, reference_gr
 from weft.operators.call import Choice, eager, guarded, on_gpu
 from weft.operators.launch import Plans
 from weft.operators.normalization.group_norm.dispatch import BACKWARD, FORWARD, NAME, view_of
-from weft.operators.random_inputs import LAYOUTS, VALUES, random_tensor
+from weft.operators.random_inputs import LAYOUTS, VALUES, drawn, random_tensor
 
 EPS = 1e-5
 
@@ -48,8 +48,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     if height and s % height:
         raise ValueError(f"workload '{w}' of '{NAME}': height is {height}; expected a divisor of S")
     shape = (b, c) if w.option("flat", False) and s == 1 else (b, c, height, s // height) if height else (b, c, s)
-    layout, values = w.option("layout", "contiguous"), w.option("values", "normal")
-    x = random_tensor(g, shape, w.dtype, device, layout=layout, values=values)
+    x = drawn(w, g, device, *shape)
     if w.option("offset", 0):
         x += w.option("offset", 0)
 
