@@ -12,8 +12,7 @@ from weft.definition import Declined
 from weft.operators.configs import DTYPE_NAMES, Config
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.hopper import tile_sizes
-from weft.operators.hopper.tensor_maps import Maps
-from weft.operators.hopper.tensor_maps import why_not as map_why_not
+from weft.operators.hopper.tensor_maps import Maps, map_why_not
 from weft.operators.hopper.tile_sizes import LINE, ROWS, THREADS, configuration, shared_bytes, streamed, triangle
 from weft.operators.launch import multiprocessors
 
@@ -30,18 +29,15 @@ ACTIVATIONS = ("NONE", "RELU", "SILU", "GELU", "GELU_TANH", "SILU_FAST")
 class Shape(ctypes.Structure):
     """``Shape`` of gemm.cu."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_int) for name in ("m", "n", "k", "matrices", "group", "streamed", "share", "longer")
-    )
+    sizes = ("m", "n", "k", "matrices", "group", "streamed", "share", "longer")
+    _fields_ = tuple((name, ctypes.c_int) for name in sizes)
 
 
 class Factors(ctypes.Structure):
     """``Factors`` of gemm.cu."""
 
-    _fields_ = (
-        *((name, ctypes.c_int) for name in ("a_scales", "b_scales")),
-        *((name, ctypes.c_float) for name in ("alpha", "beta", "gamma")),
-    )
+    ints, floats = ("a_scales", "b_scales"), ("alpha", "beta", "gamma")
+    _fields_ = (*((name, ctypes.c_int) for name in ints), *((name, ctypes.c_float) for name in floats))
 
 
 def across(t: Tensor, k: int) -> bool:

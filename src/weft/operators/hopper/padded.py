@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from weft.operators.hopper.gemm import HopperPlan, across, why_not
-from weft.operators.hopper.tensor_maps import why_not as map_why_not
+from weft.operators.hopper.tensor_maps import map_why_not
 
 NOTHING = "rows begin on 16 bytes: nothing needs a copy"
 # Multiplications that copies save a microsecond of, elements copied in a microsecond, and launches, µs: estimates for an H100.

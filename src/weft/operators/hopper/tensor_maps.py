@@ -91,14 +91,8 @@ def encode(
     address: int, dtype: torch.dtype, sizes: tuple[int, ...], steps: tuple[int, ...], box: tuple[int, ...]
 ) -> TensorMap:
     """The tensor map of a tensor that is moved in boxes, swizzled by 128 bytes (by 64, if rows of a box have that many);
-    dimensions from the innermost on.
-
-    Args:
-        address: where it begins, on 16 bytes.
-        steps: bytes from one element to the next along every dimension but the first, multiples of 16.
-
-    Raises:
-        CudaError: what the driver says.
+    dimensions from the innermost on. The address, and the steps (bytes from one element to the next along every dimension but
+    the first), are multiples of 16. Raises CudaError for what the driver refuses.
 
     Source: CUDA Driver API, ``cuTensorMapEncodeTiled``. It is called by its address, since what ``cuda-bindings`` wraps lies
     on 16 bytes in some versions where the driver's compiler assumed 64 (NVIDIA/cuda-python, pull request 1692).
@@ -136,7 +130,7 @@ def _encode_tiled() -> Callable[..., int]:
     return ctypes.CFUNCTYPE(ctypes.c_int, pointer, number, number, *[pointer] * 5, *[number] * 4)(int(address))
 
 
-def why_not(name: str, t: Tensor, size: int, across: bool) -> str:
+def map_why_not(name: str, t: Tensor, size: int, across: bool) -> str:
     """Why TMA cannot take a matrix [rows, columns], or [matrices, rows, columns] (an empty string when it can). Matrices may
     be one and the same, 0 bytes apart."""
     inner = -2 if across else -1

@@ -15,14 +15,9 @@ def pitch(width: int) -> int:
 
 
 def shared_bytes(config: Config, itemsize: int, gated: bool = False, symmetric: bool = False) -> int:
-    """The ring; what is held of C at a time, two slabs of 64 rows of 128 bytes for each consumer (one, where a tile has an odd
-    number of them); the barriers.
-
-    Args:
-        itemsize: bytes of an element of C.
-        gated: whether two columns of products make one of C.
-        symmetric: whether a slab is held with its mirror image.
-    """
+    """The ring; what is held of C (``itemsize``: bytes of an element) at a time, two slabs of 64 rows of 128 bytes for each
+    consumer (one, where a tile has an odd number of them); the barriers. ``gated``: two columns of products make one of C;
+    ``symmetric``: a slab is held with its mirror image."""
     if symmetric:
         return config["STAGES"] * (ROWS + config["COLUMNS"]) * LINE + 4 * 64 * LINE + BARRIERS
     width = config["COLUMNS"] // (2 if gated else 1) * itemsize
@@ -40,8 +35,8 @@ MEETING = 3000  # cycles: of a flag through L2, and the latency of the first rea
 GAIN = 1.03  # what streaming must promise to be chosen
 
 
-def stages_that_fit(columns: int, itemsize: int, gated: bool) -> int:
-    rest = shared_bytes({"COLUMNS": columns, "STAGES": 0}, itemsize, gated)
+def stages_that_fit(columns: int, itemsize: int, gated: bool = False, symmetric: bool = False) -> int:
+    rest = shared_bytes({"COLUMNS": columns, "STAGES": 0}, itemsize, gated, symmetric)
     return min(8, (SHARED - rest) // ((ROWS + columns) * LINE))
 
 
@@ -55,15 +50,8 @@ def widths(layout: str, itemsize: int = 2, halves: bool = False) -> tuple[int, .
 
 
 def streamed(tiles: int, stages: int, clusters: int) -> int:
-    """How many tiles are divided among all clusters by stages of K: a wave and what is left over, or all if they are fewer.
-
-    Args:
-        tiles: of a cluster's rows.
-        stages: of K in each.
-
-    Returns:
-        0 where whole waves leave nothing over, or there is too little to divide.
-    """
+    """How many tiles, of a cluster's rows and so many stages of K, are divided among all clusters by stages: a wave and what is
+    left over, or all if they are fewer; 0 where whole waves leave nothing over, or there is too little to divide."""
     count = tiles if tiles < clusters else tiles % clusters and clusters + tiles % clusters
     shares = min(clusters, count * stages // LEAST_SHARE)
     return count if min(tiles, clusters - 1) < shares and count * stages < 2**31 else 0

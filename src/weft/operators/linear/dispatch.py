@@ -16,7 +16,7 @@ from weft.operators.autograd import KernelFunction, reference_gradients
 from weft.operators.checks import check_device, check_same, check_shape, check_tensor
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.elementwise.dispatch import map_plan
-from weft.operators.hopper import gemm, padded, tensor_maps
+from weft.operators.hopper import gemm, padded
 from weft.operators.hopper.gemm import SIXTEEN_BITS, HopperPlan
 from weft.operators.launch import INTERPRETING, Plan, Plans
 from weft.operators.layout import rows_of
@@ -158,7 +158,7 @@ def hopper_unsupported(c: LinearCall, out: torch.dtype | None = None) -> str:
             return reason
     if c.bias is not None and not c.bias.is_contiguous():
         return "a bias with gaps"
-    return "" if c.residual is None else tensor_maps.why_not("residual", flat(c.residual), c.x.element_size(), False)
+    return "" if c.residual is None else gemm.map_why_not("residual", flat(c.residual), c.x.element_size(), False)
 
 
 class HopperLaunch:

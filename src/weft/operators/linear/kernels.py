@@ -4,7 +4,6 @@ y [M, N] = act(x [M, K] · wᵀ + bias) + residual, w [N, K]; of a gated activat
 gate and up being the products with its first and its last N rows. Both halves of a column meet in one program.
 """
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -138,12 +137,8 @@ def heuristic(sm: int, dtype: torch.dtype, layout: str, precision: str, m: int, 
     return tile(128, 128, 32 if sm in (86, 89, 120) else 64, 8, 3)
 
 
-def candidates(sm: int, dtype: torch.dtype, layout: str, precision: str, m: int, n: int, k: int) -> Iterable[Config]:
-    return large_tiles(sm, dtype)
-
-
 # BLOCK_N and n count rows of w, of both halves
-configuration = Configurations(__file__, "linear", heuristic, candidates)
+configuration = Configurations(__file__, "linear", heuristic, lambda sm, dtype, *_: large_tiles(sm, dtype))
 
 
 def tiled_plan(kernel: Any, c: Any) -> Plan:

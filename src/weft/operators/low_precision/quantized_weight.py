@@ -28,7 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from weft.operators.checks import check_device, check_shape
+from weft.operators.checks import check_device, check_shape, check_tensor
 
 FORMATS = ("int8", "int4", "fp8")
 GROUPS = (32, 64, 128)
@@ -86,8 +86,7 @@ def quantize_weight(w: Tensor, format: str, group: int | None = None, *, zero_po
         ValueError: not a matrix, an unknown format or group, K that groups do not divide, weights that are not finite.
     """
     group = (128 if format == "int4" else 0) if group is None else group
-    if not isinstance(w, Tensor) or w.dtype not in SCALES:
-        raise TypeError(f"quantize_weight: argument 'w' is {_what(w)}; expected float32, float16 or bfloat16")
+    check_tensor("quantize_weight", "w", w, SCALES)
     check_shape("quantize_weight", "w", w, w.ndim == 2, "[N, K]")
     if format not in FORMATS:
         raise ValueError(f"quantize_weight: argument 'format' is {format!r}; expected {', '.join(FORMATS)}")
@@ -153,19 +152,18 @@ def prepare_weight(codes: Tensor, scale: Tensor, zero: Tensor | None = None) -> 
     """
     format = next((f for f, d in CODES.items() if isinstance(codes, Tensor) and codes.dtype == d), None)
     if format is None:
+        got = codes.dtype if isinstance(codes, Tensor) else f"a {type(codes).__name__}"
         raise TypeError(
-            f"prepare_weight: argument 'codes' is {_what(codes)}; expected int8, float8_e4m3fn, or uint8 of int4 pairs"
+            f"prepare_weight: argument 'codes' is {got}; expected int8, float8_e4m3fn, or uint8 of int4 pairs"
         )
     check_shape("prepare_weight", "codes", codes, codes.ndim == 2, "a matrix")
     n, k = codes.shape[0], codes.shape[1] * (2 if format == "int4" else 1)
-    if not isinstance(scale, Tensor) or scale.dtype not in SCALES:
-        raise TypeError(f"prepare_weight: argument 'scale' is {_what(scale)}; expected float32, float16 or bfloat16")
+    check_tensor("prepare_weight", "scale", scale, SCALES)
     group = _group_of(tuple(scale.shape), n, k, format)
     if zero is not None:
         if format != "int4":
             raise ValueError(f"prepare_weight: argument 'zero' came with {format} codes; only int4 has zero points")
-        if not isinstance(zero, Tensor) or zero.dtype != torch.uint8:
-            raise TypeError(f"prepare_weight: argument 'zero' is {_what(zero)}; expected uint8")
+        check_tensor("prepare_weight", "zero", zero, (torch.uint8,))
         shape = tuple(scale.shape)
         check_shape("prepare_weight", "zero", zero, tuple(zero.shape) == shape, f"the scale's, {shape}")
     for name, t in (("scale", scale), ("zero", zero)):
@@ -223,10 +221,6 @@ def dequantize_weight(weight: QuantizedWeight, dtype: torch.dtype) -> Tensor:
         zero = torch.full_like(scale, MIDDLE) if weight.zero is None else weight.zero.to(wide)
         codes = codes - zero.repeat_interleave(weight.group, 1)
     return (codes * scale.repeat_interleave(weight.group, 1)).to(dtype)
-
-
-def _what(value: object) -> str:
-    return str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _group_of(shape: tuple[int, ...], n: int, k: int, format: str) -> int:

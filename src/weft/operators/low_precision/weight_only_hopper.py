@@ -16,8 +16,7 @@ from torch import Tensor
 from weft.definition import Declined
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan
-from weft.operators.hopper.tensor_maps import Maps
-from weft.operators.hopper.tensor_maps import why_not as map_why_not
+from weft.operators.hopper.tensor_maps import Maps, map_why_not
 from weft.operators.launch import multiprocessors, target_sm
 from weft.operators.low_precision.quantized_weight import BITS, SLICE, QuantizedWeight, block
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.definition import Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, guarded
 from weft.operators.matmul import dispatch
@@ -59,6 +59,7 @@ EXPERTS = workload("bf16", B=8, M=1024, N=4096, K=4096)
 SQUARES = [workload("bf16", B=16, M=n, N=n, K=n) for n in (1024, 2048)]
 SMALL = [workload("bf16", B=4096, M=n, N=n, K=n) for n in (64, 128)]
 SHARED = [workload("bf16", B=16, M=512, N=4096, K=4096, broadcast=which) for which in ("b", "a")]
+TIMED = [*ATTENTION, EXPERTS, *SQUARES, *SMALL, *SHARED]
 
 batched_matmul = Operator(
     name="batched_matmul",
@@ -74,11 +75,8 @@ batched_matmul = Operator(
     },
     workloads={
         "verify": [
-            *(
-                workload(B=b, M=m, N=n, K=k)
-                for b, m, n, k in ((1, 1, 1, 1), (3, 16, 16, 16), (2, 33, 65, 17), (5, 7, 1, 40))
-            ),
-            *(workload(B=b, M=m, N=n, K=k) for b, m, n, k in ((0, 3, 5, 2), (2, 0, 5, 3), (2, 5, 3, 0))),
+            *workloads("BMNK", (1, 1, 1, 1), (3, 16, 16, 16), (2, 33, 65, 17), (5, 7, 1, 40), (2, 16, 16, 520)),
+            *workloads("BMNK", (0, 3, 5, 2), (2, 0, 5, 3), (2, 5, 3, 0)),
             *(workload(B=2, M=20, N=34, K=33, layout=layout) for layout in ("NT", "TN", "TT")),
             *(workload(B=4, M=12, N=20, K=24, broadcast=which) for which in ("a", "b", "both")),
             workload(B=4, M=20, N=12, K=40, broadcast="both", layout="TT", memory="sliced"),
@@ -86,27 +84,21 @@ batched_matmul = Operator(
             *(workload(B=2, M=20, N=24, K=16, memory=memory) for memory in ("unaligned", "strided", "expanded")),
             workload(B=6, M=9, N=5, K=8, memory="heads"),
             workload(B=2, M=33, N=24, K=16, values="nonfinite"),
-            workload(B=2, M=16, N=16, K=520),
             *(workload("fp32", B=2, M=16, N=24, K=40, precision=p) for p in PRECISIONS),
         ],
         "full": [
-            workload(B=5, M=129, N=255, K=257),
-            workload(B=3, M=256, N=192, K=128),
+            *workloads("BMNK", (5, 129, 255, 257), (3, 256, 192, 128)),
             workload(B=48, M=136, N=72, K=200, memory="heads", layout="NT"),
             *(workload(B=6, M=264, N=136, K=72, broadcast=which) for which in ("a", "b", "both")),
         ],
         "huge": [
-            workload("bf16", B=2**18 + 8, M=64, N=264, K=64),
+            *workloads(
+                "BMNK", (2**18 + 8, 64, 264, 64), (2, 2**16 + 8, 2**15 + 8, 64), (2, 64, 64, 2**24 + 64), dtype="bf16"
+            ),
             workload("fp16", B=70000, M=3, N=5, K=4, broadcast="both"),
-            workload("bf16", B=2, M=2**16 + 8, N=2**15 + 8, K=64),
-            workload("bf16", B=2, M=64, N=64, K=2**24 + 64),
         ],
         "bench": [
-            *ATTENTION,
-            EXPERTS,
-            *SQUARES,
-            *SMALL,
-            *SHARED,
+            *TIMED,
             workload("fp16", B=16, M=2048, N=2048, K=2048),
             workload("fp32", B=16, M=1024, N=1024, K=1024, precision="tf32"),
         ],
@@ -121,7 +113,7 @@ batched_matmul = Operator(
             *(workload("fp32", B=16, M=1024, N=1024, K=1024, precision=p) for p in PRECISIONS),
         ],
         "cpu": [workload("fp32", B=16, M=n, N=n, K=n) for n in (64, 256, 512)],
-        "tune": [*ATTENTION, EXPERTS, *SQUARES, *SMALL, *SHARED],
+        "tune": TIMED,
     },
     mutants=[
         *mutants.usual(reference),
@@ -152,8 +144,7 @@ def batched_matmul_function(a: Tensor, b: Tensor, precision: str | None = None) 
     Args:
         a: [..., M, K]; float32, float16 or bfloat16, any strides (of an expanded dimension, 0).
         b: [..., K, N], of a's dtype and device.
-        precision: of fp32 products: ``ieee``, ``tf32`` or ``tf32x3``; None follows
-            ``torch.get_float32_matmul_precision()``. Without meaning for 16-bit inputs.
+        precision: as of ``weft.ops.matmul``.
 
     Returns:
         [..., M, N] of a's dtype, accumulated in fp32. Under autocast both inputs are cast as ``torch.matmul`` does.

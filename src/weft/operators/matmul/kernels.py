@@ -33,15 +33,19 @@ def round_to_tf32(x):
 
 
 @triton.jit
-def tile_of(program, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
-    """The rows and columns of a program's tile: tiles run in groups of GROUP tile rows, which share slices of both operands in
-    L2."""
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    in_group = GROUP * tiles_n
-    first = program // in_group * GROUP
+def in_bands(program, tiles_m, tiles_n, GROUP: tl.constexpr):
+    """A program's tile row and column: in bands of GROUP tile rows, column by column, so that programs that run together share
+    slices of both operands in L2."""
+    in_band = GROUP * tiles_n
+    first = program // in_band * GROUP
     height = min(tiles_m - first, GROUP)
-    m = first + program % in_group % height
-    n = program % in_group // height
+    return first + program % in_band % height, program % in_band // height
+
+
+@triton.jit
+def tile_of(program, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
+    """The rows and columns of a program's tile."""
+    m, n = in_bands(program, tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)
     return m * BLOCK_M + tl.arange(0, BLOCK_M), n * BLOCK_N + tl.arange(0, BLOCK_N)
 
 

@@ -9,7 +9,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from weft.definition import Declined, Mutant, Operator, Tolerance, workload
+from weft.definition import Declined, Mutant, Operator, Tolerance, workload, workloads
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, guarded
 from weft.operators.hopper.gemm import ON_HOPPER
@@ -18,6 +18,7 @@ from weft.operators.matmul import dispatch
 from weft.operators.matmul.dispatch import (
     FORWARD,
     OF_QUACK,
+    PRECISIONS,
     MatmulCall,
     by_triton,
     cublas,
@@ -57,28 +58,20 @@ matmul = Operator(
     options=OPTIONS,
     differentiable=("a", "b"),
     tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values())),
-    workspace=lambda w: (
-        2 * sum((x + 8) * (y + 8) for x, y in itertools.combinations(w.axes.values(), 2))
-    ),  # of odd sizes
+    # of odd sizes
+    workspace=lambda w: 2 * sum((x + 8) * (y + 8) for x, y in itertools.combinations(w.axes.values(), 2)),
     workloads={
         "verify": [
-            *(
-                workload(M=m, N=n, K=k)
-                for m, n, k in ((1, 1, 1), (16, 16, 16), (33, 65, 17), (64, 128, 64), (7, 1, 130), (33, 20, 1000))
-            ),
-            *(workload(M=0, N=5, K=3), workload(M=5, N=3, K=0)),
+            *workloads("MNK", (1, 1, 1), (16, 16, 16), (33, 65, 17), (64, 128, 64), (7, 1, 130), (33, 20, 1000)),
+            *workloads("MNK", (0, 5, 3), (5, 3, 0)),
             *(workload(M=40, N=48, K=33, layout=layout) for layout in ("NT", "TN", "TT")),
             *(workload(M=40, N=48, K=32, memory=memory) for memory in ("unaligned", "sliced", "strided", "expanded")),
             workload(M=32, N=48, K=16, values="nonfinite"),
-            workload("fp32", M=32, N=48, K=64, precision="ieee"),
-            workload("fp32", M=32, N=48, K=64, precision="tf32"),
-            workload("fp32", M=32, N=48, K=64, precision="tf32x3"),
+            *(workload("fp32", M=32, N=48, K=64, precision=p) for p in PRECISIONS),
         ],
         "full": [workload(M=256, N=256, K=256), workload(M=129, N=255, K=257)],
         "huge": [
-            workload("bf16", M=2**16 + 8, N=2**15 + 8, K=64),
-            workload("bf16", M=2**21 + 8, N=64, K=1040),
-            workload("bf16", M=64, N=64, K=2**25 + 64),
+            *workloads("MNK", (2**16 + 8, 2**15 + 8, 64), (2**21 + 8, 64, 1040), (64, 64, 2**25 + 64), dtype="bf16"),
         ],
         "bench": [
             *SQUARES,
@@ -88,11 +81,9 @@ matmul = Operator(
         "quick": [workload("bf16", M=4096, N=4096, K=4096)],
         "ladder": [workload("bf16", M=8192, N=8192, K=8192)],
         "compile": [
-            workload("bf16", M=4096, N=4096, K=4096),
+            *workloads("MNK", (4096, 4096, 4096), (64, 64, 2**14), (2047, 2049, 2050), dtype="bf16"),
             workload("fp16", M=512, N=512, K=500, layout="NT"),
-            workload("bf16", M=64, N=64, K=2**14),
-            workload("bf16", M=2047, N=2049, K=2050),
-            *(workload("fp32", M=4096, N=4096, K=4096, precision=p) for p in ("ieee", "tf32", "tf32x3")),
+            *(workload("fp32", M=4096, N=4096, K=4096, precision=p) for p in PRECISIONS),
         ],
         "cpu": CPU_SQUARES,
         "transfers": CPU_SQUARES,

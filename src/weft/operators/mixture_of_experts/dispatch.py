@@ -21,8 +21,7 @@ from weft.operators.elementwise.pointwise import KERNEL
 from weft.operators.embedding import dispatch as embedding
 from weft.operators.hopper import gemm, tile_sizes
 from weft.operators.hopper.gemm import SIXTEEN_BITS, TYPES, Factors, Shape
-from weft.operators.hopper.tensor_maps import FirstRows, LastRows, Maps
-from weft.operators.hopper.tensor_maps import why_not as map_why_not
+from weft.operators.hopper.tensor_maps import FirstRows, LastRows, Maps, map_why_not
 from weft.operators.hopper.tile_sizes import LINE, ROWS
 from weft.operators.launch import multiprocessors
 from weft.operators.mixture_of_experts import kernels

@@ -14,6 +14,7 @@ from weft.operators.configs import Config, Configurations, bucket, grid_of, tile
 from weft.operators.cuda import shared_limit
 from weft.operators.elementwise.kernels import logistic
 from weft.operators.launch import INTERPRETING, Plan, Plans
+from weft.operators.matmul.kernels import in_bands
 
 # ---- routing ---------------------------------------------------------------------------------------------------------
 #
@@ -324,15 +325,6 @@ def tile_of_group(offsets_ptr, tile, R, E, BLOCK_M: tl.constexpr, LANES: tl.cons
 
 
 @triton.jit
-def in_rectangles(program, tiles_m, tiles_n, GROUP: tl.constexpr):
-    """Programs in rectangles of GROUP tile rows, so that those that run together share slices of both operands in L2."""
-    in_group = GROUP * tiles_n
-    first = program // in_group * GROUP
-    height = min(tiles_m - first, GROUP)
-    return first + program % in_group % height, program % in_group // height
-
-
-@triton.jit
 def grouped_product(
     x_ptr, w_ptr, offsets_ptr, source_ptr, bias_ptr, y_ptr, pre_ptr, R, N, K, E, T,
     x_row, x_col, w_group, w_row, w_col, bias_group, bias_col,
@@ -341,7 +333,7 @@ def grouped_product(
 ):  # fmt: skip
     """y [R, N]: of row r in group e, x[r] · w[e]ᵀ + bias[e], or with GATED silu(gate) · up of the first and the last N
     rows of w[e]; GATHER takes x[source[r]] (NaN for a source that is no row of x); KEEP writes gate and up to pre [R, 2N]."""
-    tile, tile_n = in_rectangles(tl.program_id(0), R // BLOCK_M + E + 1, tl.cdiv(N, BLOCK_N), GROUP)
+    tile, tile_n = in_bands(tl.program_id(0), R // BLOCK_M + E + 1, tl.cdiv(N, BLOCK_N), GROUP)
     group, first, end = tile_of_group(offsets_ptr, tile, R, E, BLOCK_M, LANES)
     if first >= end:
         return
@@ -410,7 +402,7 @@ def grouped_outer(
     tiles_p, tiles_q = tl.cdiv(P, BLOCK_P), tl.cdiv(Q, BLOCK_Q)
     tiles = tiles_p * tiles_q
     group = tl.load(order_ptr + tl.program_id(0) // tiles).to(tl.int64)
-    tile_p, tile_q = in_rectangles(tl.program_id(0) % tiles, tiles_p, tiles_q, GROUP)
+    tile_p, tile_q = in_bands(tl.program_id(0) % tiles, tiles_p, tiles_q, GROUP)
     first = tl.load(offsets_ptr + group, mask=group > 0, other=0)
     end = tl.minimum(tl.load(offsets_ptr + group + 1), R)
     p = tile_p * BLOCK_P + tl.arange(0, BLOCK_P)

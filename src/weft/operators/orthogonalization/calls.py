@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.definition import Operator, Workload
+from weft.definition import Declined, Operator, Workload
 from weft.operators import peers
 from weft.operators.call import cast_for_products, eager, guarded, on_gpu
 from weft.operators.dispatch import Dispatch
@@ -82,6 +82,14 @@ def matrices(w: Workload, g: Any, device: str, columns: str = "N") -> Tensor:
     """[B, M, N], or [M, N] where B is 1."""
     shape = (w["M"], w[columns]) if w["B"] == 1 else (w["B"], w["M"], w[columns])
     return drawn(w, g, device, *shape)
+
+
+def quack(a: Tensor, b: Tensor, *c: Tensor, **factors: float) -> Tensor:
+    from quack.gemm_interface import gemm_symmetric
+
+    if a.ndim > 3:
+        raise Declined("QuACK's symmetric GEMM takes one batch dimension")
+    return gemm_symmetric(a, b, *c, **factors)
 
 
 def implement(operator: Operator, kernel: Callable[[str], Any], quack: Callable[..., Tensor], *names: str) -> None:

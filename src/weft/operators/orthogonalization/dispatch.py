@@ -22,7 +22,7 @@ from weft.operators.cuda import shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
 from weft.operators.hopper import gemm, tile_sizes
 from weft.operators.hopper.gemm import SIXTEEN_BITS, HopperPlan
-from weft.operators.hopper.tile_sizes import COLUMN_COST, LINE, MULTIPROCESSORS, ROWS, SHARED
+from weft.operators.hopper.tile_sizes import COLUMN_COST, LINE, MULTIPROCESSORS, ROWS
 from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
 from weft.operators.matmul.dispatch import default_precision
 from weft.operators.matmul.kernels import layout_of
@@ -128,10 +128,7 @@ def product_by_triton(a: Tensor, b: Tensor, c: Tensor, beta: float, of_b: float)
 FROM_L2 = 48  # bytes a cycle that a block is assumed to get before tensor cores wait, until `weft tune` has measured
 
 
-def _stages(columns: int) -> int:
-    """As many as fit."""
-    rest = tile_sizes.shared_bytes({"COLUMNS": columns, "STAGES": 0}, 2, symmetric=True)
-    return min(8, (SHARED - rest) // ((ROWS + columns) * LINE))
+_stages = partial(tile_sizes.stages_that_fit, itemsize=2, symmetric=True)
 
 
 def end_time(columns: int, cluster: int, stream: int, m: int, k: int, matrices: int) -> float:
@@ -360,30 +357,26 @@ class PolynomialCall(SymmetricCall):
         return gemm.map_why_not("a", x, x.element_size(), False)
 
 
-def symmetric_launch(products: iteration.Products) -> Callable[[SymmetricCall], Callable[[Tensor], Tensor]]:
-    def launch(c: SymmetricCall) -> Callable[[Tensor], Tensor]:
-        own, factors = c.own, c.factors
+def symmetric_launch(products: iteration.Products, c: SymmetricCall) -> Callable[[Tensor], Tensor]:
+    own, factors = c.own, c.factors
 
-        def run(x: Tensor) -> Tensor:
-            wide = matrices(x)
-            assert wide is not None  # the route's condition
-            out = torch.empty((*x.shape[:-1], x.shape[-2]), dtype=x.dtype, device=x.device)
-            products.symmetric(wide, wide.mT if own else wide, out, *factors)
-            return out
+    def run(x: Tensor) -> Tensor:
+        wide = matrices(x)
+        assert wide is not None  # the route's condition
+        out = torch.empty((*x.shape[:-1], x.shape[-2]), dtype=x.dtype, device=x.device)
+        products.symmetric(wide, wide.mT if own else wide, out, *factors)
+        return out
 
-        return run
-
-    return launch
+    return run
 
 
 def _symmetric_table(call: type[SymmetricCall]) -> Dispatch:
-    on_hopper = f"Hopper's main loop: {HALF}"
-    by_hopper = symmetric_launch(ON_HOPPER)
     return Dispatch(
         call, ON_CPU, EMPTY,
         Route("torch", lambda c: bool(c.strides()), STRIDES),
-        Route("cuda", lambda c: not c.traced, on_hopper, by_hopper, SymmetricCall.hopper_obstacle, sm=90),
-        Route("triton", lambda c: True, HALF, symmetric_launch(BY_TRITON), SymmetricCall.strides),
+        Route("cuda", lambda c: not c.traced, f"Hopper's main loop: {HALF}",
+              partial(symmetric_launch, ON_HOPPER), SymmetricCall.hopper_obstacle, sm=90),
+        Route("triton", lambda c: True, HALF, partial(symmetric_launch, BY_TRITON), SymmetricCall.strides),
     )  # fmt: skip
 
 
@@ -445,13 +438,10 @@ class IterationCall(Call):
         return "on sm_90 cuda-gram takes these sizes and is faster" if faster else ""
 
 
-def iteration_plan(products: iteration.Products, form: str) -> Callable[[IterationCall], Callable[[Tensor], Tensor]]:
-    def plan(c: IterationCall) -> Callable[[Tensor], Tensor]:
-        steps, enlarged = schedule(c.coefficients, c.steps), margin(c.coefficients)
-        eps, dtype = c.eps, c.result_dtype
-        return lambda x: iteration.launched(x, steps, enlarged, eps, form, dtype, products)
-
-    return plan
+def iteration_plan(products: iteration.Products, form: str, c: IterationCall) -> Callable[[Tensor], Tensor]:
+    steps, enlarged = schedule(c.coefficients, c.steps), margin(c.coefficients)
+    eps, dtype = c.eps, c.result_dtype
+    return lambda x: iteration.launched(x, steps, enlarged, eps, form, dtype, products)
 
 
 FEWER = "the gram form has fewer operations (or was asked for)"
@@ -460,9 +450,9 @@ SYMMETRIC = "the symmetric form: the gram form has hardly fewer operations, in m
 NEWTON_SCHULZ = Dispatch(
     IterationCall, ON_CPU, EMPTY,
     Route("cuda-gram", lambda c: c.gram_form and not c.traced, FEWER,
-          iteration_plan(ON_HOPPER, "gram"), IterationCall.hopper_obstacle, sm=90),
-    Route("triton-gram", lambda c: c.gram_form, FEWER, iteration_plan(BY_TRITON, "gram"), IterationCall.on_hopper),
+          partial(iteration_plan, ON_HOPPER, "gram"), IterationCall.hopper_obstacle, sm=90),
+    Route("triton-gram", lambda c: c.gram_form, FEWER, partial(iteration_plan, BY_TRITON, "gram"), IterationCall.on_hopper),
     Route("cuda", lambda c: not c.gram_form and not c.traced, SYMMETRIC,
-          iteration_plan(ON_HOPPER, "symmetric"), IterationCall.hopper_obstacle, sm=90),
-    Route("triton", lambda c: True, SYMMETRIC, iteration_plan(BY_TRITON, "symmetric")),
+          partial(iteration_plan, ON_HOPPER, "symmetric"), IterationCall.hopper_obstacle, sm=90),
+    Route("triton", lambda c: True, SYMMETRIC, partial(iteration_plan, BY_TRITON, "symmetric")),
 )  # fmt: skip

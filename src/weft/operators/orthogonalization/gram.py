@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload, workloads
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants
 from weft.operators.call import guarded
-from weft.operators.orthogonalization.calls import SymmetricProduct, implement, matrices
+from weft.operators.orthogonalization.calls import SymmetricProduct, implement, matrices, quack
 from weft.operators.orthogonalization.dispatch import GRAM
 from weft.operators.random_inputs import LAYOUTS, VALUES
 
@@ -15,14 +15,6 @@ def reference(x: Tensor) -> Tensor:
 
 
 call = SymmetricProduct("gram", GRAM, reference, lambda dg, x: (dg + dg.mT) @ x)
-
-
-def quack(x: Tensor) -> Tensor:
-    from quack.gemm_interface import gemm_symmetric
-
-    if x.ndim > 3:
-        raise Declined("QuACK's symmetric GEMM takes one batch dimension")
-    return gemm_symmetric(x, x.mT)
 
 
 def cost(w: Workload, direction: str) -> Cost:
@@ -84,13 +76,11 @@ gram = Operator(
         Mutant("a tile not turned round", _a_tile_not_mirrored),
         Mutant("last slice left out", lambda x: reference(x[..., : max(x.shape[-1] - 1, 0) // 8 * 8])),
         Mutant("the first matrix for all", _first_matrix_for_all),
-        Mutant(
-            "of columns instead of rows", lambda x: x.mT @ x if x.shape[-1] == x.shape[-2] else reference(x).flip(-1)
-        ),
+        Mutant("of columns, not rows", lambda x: x.mT @ x if x.shape[-1] == x.shape[-2] else reference(x).flip(-1)),
     ],
 )
 
-implement(gram, call.kernel, quack, "triton", "cuda")
+implement(gram, call.kernel, lambda x: quack(x, x.mT), "triton", "cuda")
 gram.choice(guarded(GRAM.choose))
 
 

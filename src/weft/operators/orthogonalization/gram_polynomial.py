@@ -5,10 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload, workloads
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants
 from weft.operators.call import guarded
-from weft.operators.orthogonalization.calls import SymmetricProduct, implement, matrices
+from weft.operators.orthogonalization.calls import SymmetricProduct, implement, matrices, quack
 from weft.operators.orthogonalization.dispatch import POLYNOMIAL
 
 
@@ -25,14 +25,6 @@ def gradient(dp: Tensor, a: Tensor, alpha: float, beta: float) -> Tensor:
 
 
 call = SymmetricProduct("gram_polynomial", POLYNOMIAL, reference, gradient)
-
-
-def quack(a: Tensor, alpha: float, beta: float) -> Tensor:
-    from quack.gemm_interface import gemm_symmetric
-
-    if a.ndim > 3:
-        raise Declined("QuACK's symmetric GEMM takes one batch dimension")
-    return gemm_symmetric(a, a, a, alpha=beta, beta=alpha)
 
 
 LAYOUTS = ("contiguous", "unaligned", "sliced", "strided", "transposed")  # a matrix of equal rows is not symmetric
@@ -93,7 +85,7 @@ gram_polynomial = Operator(
     ],
 )
 
-implement(gram_polynomial, call.kernel, quack, "triton", "cuda")
+implement(gram_polynomial, call.kernel, lambda a, alpha, beta: quack(a, a, a, alpha=beta, beta=alpha), "triton", "cuda")
 gram_polynomial.choice(guarded(POLYNOMIAL.choose))
 
 

@@ -11,7 +11,7 @@ where a batch fits) and written once, where PyTorch's reduction, product, limit 
 import triton
 import triton.language as tl
 
-from weft.operators.matmul.kernels import round_to_tf32
+from weft.operators.matmul.kernels import round_to_tf32, tile_of
 
 # ---- tiles of a symmetric matrix -------------------------------------------------------------------------------------
 #
@@ -133,18 +133,13 @@ def product(
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One program computes one BLOCK_M × BLOCK_N tile of one of the matrices C = beta·A·B + of_b·B, with A [M, M]."""
-    rows, columns = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    matrix = (tl.program_id(0) // (rows * columns)).to(tl.int64)
-    tile = tl.program_id(0) % (rows * columns)  # in bands of GROUP tile rows, column by column
-    first = tile // (GROUP * columns) * GROUP
-    height = min(rows - first, GROUP)
-    row, column = first + tile % (GROUP * columns) % height, tile % (GROUP * columns) // height
+    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    matrix = (tl.program_id(0) // tiles).to(tl.int64)
+    m, n = tile_of(tl.program_id(0) % tiles, M, N, BLOCK_M, BLOCK_N, GROUP)
     a_ptr += matrix * a_batch
     b_ptr += matrix * b_batch
     c_ptr += matrix * c_batch
 
-    m = row * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = column * BLOCK_N + tl.arange(0, BLOCK_N)
     m_valid, n_valid = (m % M).to(tl.int64), (n % N).to(tl.int64)
     acc = tile_product(
         a_ptr, b_ptr, m_valid, n_valid, K, a_row, a_col, b_row, b_col, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K, PRECISION

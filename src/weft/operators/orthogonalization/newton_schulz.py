@@ -86,11 +86,8 @@ def quack(x: Tensor, steps: int = 5, coefficients: Coefficients = "classic") -> 
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    return {
-        "x": matrices(w, g, device),
-        "steps": w.option("steps", 5),
-        "coefficients": w.option("coefficients", "classic"),
-    }
+    steps, coefficients = w.option("steps", 5), w.option("coefficients", "classic")
+    return {"x": matrices(w, g, device), "steps": steps, "coefficients": coefficients}
 
 
 def cost(w: Workload, direction: str) -> Cost:

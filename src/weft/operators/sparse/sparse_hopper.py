@@ -14,8 +14,7 @@ from weft.definition import Declined
 from weft.operators.configs import DTYPE_NAMES, Config, Configurations, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.hopper.gemm import SIXTEEN_BITS, Shape, across
-from weft.operators.hopper.tensor_maps import Maps
-from weft.operators.hopper.tensor_maps import why_not as map_why_not
+from weft.operators.hopper.tensor_maps import Maps, map_why_not
 from weft.operators.hopper.tile_sizes import BARRIERS, GROUPS, LINE, MULTIPROCESSORS, SHARED
 from weft.operators.launch import multiprocessors, target_sm
 

@@ -16,6 +16,7 @@ from weft.operators.configs import Config, Configurations, bucket, grid_of, tile
 from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan
+from weft.operators.matmul.kernels import in_bands
 
 VECTORS, WINDOWS = Path(__file__).parent / "vectors.cu", Path(__file__).parent / "windows.cu"
 CUDA_FROM = 2**20  # elements from which the CUDA C++ kernels are chosen: below, launching is what counts
@@ -236,10 +237,7 @@ def tile_of(program, tiles_m, tiles_n, GROUP: tl.constexpr, DIAGONAL: tl.constex
     they share the rows of x *and* the rows of y that they touch: GROUP=1 walks along the rows of x, a large one along
     those of y. DIAGONAL shifts every tile row by one tile more, so that neighbours differ in both.
     """
-    band = program // (GROUP * tiles_n)
-    height = min(tiles_m - band * GROUP, GROUP)
-    inside = program % (GROUP * tiles_n)
-    m, n = band * GROUP + inside % height, inside // height
+    m, n = in_bands(program, tiles_m, tiles_n, GROUP)
     if DIAGONAL:
         n = (n + m) % tiles_n
     return m, n
