@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, eager, guarded, on_gpu
 from weft.operators.launch import Plans
@@ -111,10 +111,10 @@ skinny_matmul = Operator(
     tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values())),
     workloads={
         "verify": [
-            *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (1, 40, 256), (3, 33, 17), (4, 5, 500), (2, 7, 130))),
-            *(workload(M=m, N=n, K=k) for m, n, k in ((8, 64, 128), (17, 33, 70), (64, 20, 136), (70, 9, 33))),
-            workload(M=33, N=130, K=200),
-            *(workload(M=m, N=n, K=k) for m, n, k in ((0, 5, 3), (5, 0, 3), (5, 3, 0))),
+            *workloads(
+                "MNK", (1, 1, 1), (1, 40, 256), (3, 33, 17), (4, 5, 500), (2, 7, 130), (8, 64, 128), (17, 33, 70)
+            ),
+            *workloads("MNK", (64, 20, 136), (70, 9, 33), (33, 130, 200), (0, 5, 3), (5, 0, 3), (5, 3, 0)),
             *(workload(M=m, N=20, K=k, bias=False) for m, k in ((1, 136), (5, 300), (9, 64), (3, 0))),
             *(workload(M=3, N=20, K=72, layout=at) for at in LAYOUTS[1:]),
             *(workload(M=20, N=20, K=72, layout=at) for at in ("sliced", "strided")),

@@ -152,7 +152,7 @@ def prepare_weight(codes: Tensor, scale: Tensor, zero: Tensor | None = None) -> 
     """
     format = next((f for f, d in CODES.items() if isinstance(codes, Tensor) and codes.dtype == d), None)
     if format is None:
-        got = codes.dtype if isinstance(codes, Tensor) else f"a {type(codes).__name__}"
+        got = str(codes.dtype).removeprefix("torch.") if isinstance(codes, Tensor) else f"a {type(codes).__name__}"
         raise TypeError(
             f"prepare_weight: argument 'codes' is {got}; expected int8, float8_e4m3fn, or uint8 of int4 pairs"
         )

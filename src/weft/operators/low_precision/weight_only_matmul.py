@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
+from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, torch_dtype, workload, workloads
 from weft.operators import mutants
 from weft.operators.call import Choice, cast_for_products, eager, guarded
 from weft.operators.checks import check_tensor
+from weft.operators.hopper.gemm import ON_HOPPER
 from weft.operators.launch import Plans
 from weft.operators.linear.skinny_matmul import DECODE, LAYERS
 from weft.operators.low_precision import quantized_weight
@@ -103,10 +104,8 @@ weight_only_matmul = Operator(
             *(workload(M=2, N=20, K=k, format="fp8") for k in (33, 256)),
             *(workload(M=3, N=20, K=384, format="int8", group=g) for g in quantized_weight.GROUPS),
             workload(M=3, N=20, K=128, format="fp8", group=64),
-            *(
-                workload(M=2, N=20, K=k, format="int4", group=g)
-                for k, g in ((512, 128), (640, 128), (192, 64), (96, 32))
-            ),
+            *workloads("MNK", (2, 20, 512), (2, 20, 640), format="int4", group=128),
+            *(workload(M=2, N=20, K=3 * g, format="int4", group=g) for g in (64, 32)),
             *(workload(M=4, N=7, K=256, format="int4", group=g, zero=True) for g in quantized_weight.GROUPS),
             workload(M=17, N=20, K=1152, format="int4", group=128, zero=True, bias=False),
             workload(M=64, N=66, K=256, format="int4", group=32, zero=True),
@@ -248,7 +247,7 @@ def int8pack(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> 
 
 
 weight_only_matmul.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
-weight_only_matmul.implementation("cuda", arch="==sm_90", dtypes=("fp16", "bf16"))(functools.partial(by_kernel, "cuda"))
+weight_only_matmul.implementation("cuda", **ON_HOPPER)(functools.partial(by_kernel, "cuda"))
 weight_only_matmul.implementation("torch")(reference)
 weight_only_matmul.implementation("dense", devices=("cuda",))(dense)
 weight_only_matmul.implementation("tinygemm", devices=("cuda",), dtypes=("bf16",))(tinygemm)

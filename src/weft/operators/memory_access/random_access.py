@@ -89,8 +89,8 @@ def predicted_share(w: Workload, machine: Machine) -> float:
     return (2 * block + INDEX_BYTES) / (fetched + block + INDEX_BYTES)
 
 
-own = {"tensors": lambda *tensors: (tensors, ()), "result": result, "check": check, "declines": declines}
-pattern = Pattern("random_access", reference, plan, **own)
+own: dict[str, Any] = {"result": result, "check": check, "declines": declines}
+pattern = Pattern("random_access", reference, plan, tensors=lambda *tensors: (tensors, ()), **own)
 
 random_access = Operator(
     **{

@@ -2,6 +2,7 @@
 feed-forward networks."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workloa
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, guarded
 from weft.operators.checks import check_same, check_shape, check_tensor
+from weft.operators.hopper.gemm import ON_HOPPER
 from weft.operators.mixture_of_experts import combine_tokens as combining
 from weft.operators.mixture_of_experts import grouped_matmul as grouping
 from weft.operators.mixture_of_experts import route_top_k as routing
@@ -36,9 +38,7 @@ def layer(route: Callable[..., Any], product: Callable[..., Tensor], combine: Ca
 
 
 reference = layer(routing.reference, grouping.reference, combining.reference)
-moe_feed_forward_triton = layer(
-    routing.route_top_k_triton, grouping.grouped_matmul_triton, combining.combine_tokens_triton
-)
+by_kernels = functools.partial(layer, routing.route_top_k_triton, combine=combining.combine_tokens_triton)
 torch_layer = layer(routing.reference, grouping.cublas_loop, combining.torch_combine)
 grouped_mm_layer = layer(routing.reference, grouping.torch_grouped_mm, combining.torch_combine)
 through_public_functions = layer(
@@ -141,10 +141,8 @@ moe_feed_forward = Operator(
     ],
 )
 
-moe_feed_forward.implementation("triton", arch=">=sm_80")(moe_feed_forward_triton)
-moe_feed_forward.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"))(
-    layer(routing.route_top_k_triton, grouping.grouped, combining.combine_tokens_triton)
-)
+moe_feed_forward.implementation("triton", arch=">=sm_80")(by_kernels(grouping.grouped_matmul_triton))
+moe_feed_forward.implementation("cuda", **ON_HOPPER)(by_kernels(grouping.grouped))
 moe_feed_forward.implementation("torch")(torch_layer)
 moe_feed_forward.implementation("grouped_mm", devices=("cuda",), dtypes=("bf16",))(grouped_mm_layer)
 moe_feed_forward.implementation("torch.compile", devices=("cuda",), dtypes=("bf16",))(peers.Compiled(grouped_mm_layer))

@@ -47,15 +47,9 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     momentum = w.option("momentum", True)
     made: dict[str, Any] = workloads.lists(w, g, device, {"momentum_buffers": False} if momentum else {})
     made.setdefault("momentum_buffers", None)
-    return {
-        **made,
-        "lr": 1e-1,
-        "momentum": 0.9 if momentum else 0.0,
-        "dampening": 0.2 if momentum and not w.option("nesterov") else 0.0,
-        "weight_decay": 0.1,
-        "nesterov": w.option("nesterov", False),
-        "maximize": w.option("maximize", False),
-    }
+    dampening = 0.2 if momentum and not w.option("nesterov") else 0.0
+    numbers = {"lr": 1e-1, "momentum": 0.9 if momentum else 0.0, "dampening": dampening, "weight_decay": 0.1}
+    return {**made, **numbers, "nesterov": w.option("nesterov", False), "maximize": w.option("maximize", False)}
 
 
 sgd = Operator(

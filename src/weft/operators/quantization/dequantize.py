@@ -98,8 +98,10 @@ dequantize = Operator(
             *(workload(M=5, N=203, format=f, granularity=g) for f in ("int4", "fp8_e4m3") for g in GRANULARITIES),
             *(workload(M=9, N=208, format="fp8_e4m3", granularity=g) for g in ("column", "block")),
             *(workload(M=9, N=40, layout=at) for at in LAYOUTS[1:]),
-            workload(M=9, N=48, format="int4", granularity="group", group=6, layout="sliced"),
-            workload(M=9, N=48, format="int4", granularity="group", group=6, layout="transposed"),
+            *(
+                workload(M=9, N=48, format="int4", granularity="group", group=6, layout=at)
+                for at in ("sliced", "transposed")
+            ),
             *(workload(M=9, N=n, granularity="group", group=g) for n, g in ((96, 32), (60, 7), (60, 100), (65, 1))),
             workload(M=6, N=140, granularity="block", matrices=2),
             workload(M=1, N=9000, format="fp8_e5m2", granularity="tensor"),
@@ -126,9 +128,7 @@ dequantize = Operator(
     },
     mutants=[
         *mutants.usual(reference),
-        Mutant(
-            "a neighbour's scale", mutants.changed(reference, scale=lambda s: s.flatten().roll(1).view(s.shape) * 1.5)
-        ),
+        Mutant("a neighbour's scale", mutants.changed(reference, scale=lambda s: s.roll(1) * 1.5)),
         Mutant("scales rounded first", mutants.changed(reference, scale=lambda s: s.to(torch.float16).float())),
         Mutant("sign left out", lambda **named: reference(**named).abs()),
         Mutant("nibbles swapped", mutants.changed(reference, values=swapped)),
@@ -195,9 +195,8 @@ class RoundTripError:
     relative_rms: float  # root mean square of the error over that of x
     largest: float  # the largest error, in x's units
     snr_db: float  # 20 log10 of 1 / relative_rms: signal to noise in decibels; infinite where nothing is lost
-    saturated: (
-        float  # share of elements whose nearest value is beyond the format's largest (none with scales of absmax)
-    )
+    # share of elements whose nearest value is beyond the format's largest (none with scales of absmax)
+    saturated: float
     zeros: float  # share of elements that are not 0 and become 0
     bits: float  # of values and scales, over the number of elements
 

@@ -175,11 +175,9 @@ rotary_embedding = Operator(
                 workload(B=b, S=s, H=h, D=d, kv_heads=g)
                 for b, s, h, g, d in ((2, 3, 4, 2, 16), (1, 5, 3, 1, 40), (2, 2, 40, 5, 64), (1, 2, 2, 9, 128))
             ),
-            *(
-                workload(**FEW, interleaved=pairs, **other)
-                for pairs in (False, True)
-                for other in ({"rotary": 6}, {"table": "fp32"}, {"batched": True})
-            ),
+            *(workload(**FEW, interleaved=pairs, rotary=6) for pairs in (False, True)),
+            *(workload(**FEW, interleaved=pairs, table="fp32") for pairs in (False, True)),
+            *(workload(**FEW, interleaved=pairs, batched=True) for pairs in (False, True)),
             workload(B=2, S=3, H=4, D=7, kv_heads=2, rotary=6),
             workload(B=1, S=3, H=12, D=80, kv_heads=12, rotary=20, interleaved=True),
             *(workload(**FEW, layout=layout) for layout in VIEWS[1:]),
@@ -216,9 +214,7 @@ rotary_embedding = Operator(
         *mutants.usual(reference),
         Mutant("angle negated", mutants.changed(reference, sin=torch.neg)),
         Mutant("cosine and sine exchanged", lambda q, k, cos, sin, **n: reference(q, k, sin, cos, **n)),
-        Mutant(
-            "next token's angle", mutants.changed(reference, **dict.fromkeys(("cos", "sin"), lambda t: t.roll(1, -2)))
-        ),
+        Mutant("next angle", mutants.changed(reference, **dict.fromkeys(("cos", "sin"), lambda t: t.roll(1, -2)))),
         Mutant("first batch's angles", mutants.changed(reference, cos=_first_batch, sin=_first_batch)),
         Mutant("rest left out", _rest_left_out),
         Mutant("k passed on", lambda q, k, *a, **n: (reference(q, k, *a, **n)[0], k.clone())),

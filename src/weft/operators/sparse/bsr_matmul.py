@@ -17,7 +17,7 @@ from weft.operators.cuda import shared_limit
 from weft.operators.dispatch import ON_CPU, Call, Dispatch, Route
 from weft.operators.launch import Plan
 from weft.operators.matmul.dispatch import default_precision
-from weft.operators.random_inputs import random_tensor
+from weft.operators.random_inputs import LAYOUTS, random_tensor
 from weft.operators.sparse.bsr import BLOCKS, BSR
 from weft.operators.sparse.products import TRACED_DENSE, cast, check_product, distinct, random_pattern
 
@@ -165,21 +165,16 @@ bsr_matmul = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    options={
-        "block": BLOCKS,
-        "indices": ("int32", "int64"),
-        "layout": ("contiguous", "unaligned", "sliced", "strided", "transposed"),
-    },
+    options={"block": BLOCKS, "indices": ("int32", "int64"), "layout": LAYOUTS[:-1]},
     tolerance=Tolerance(scale=scale, ulps=2.0, terms=lambda w: max(w["R"] * w.option("block", 16), 32)),
     workloads={
         "verify": [
             *workloads("MNRK", (64, 48, 2, 20), (16, 16, 1, 1)),
-            workload(M=96, N=64, R=2, K=33, block=32),
-            workload(M=128, N=192, R=2, K=40, block=64),
+            *(workload(M=m, N=n, R=2, K=k, block=b) for m, n, k, b in ((96, 64, 33, 32), (128, 192, 40, 64))),
             workload(M=256, N=128, R=1, K=16, block=128),
             workload(M=64, N=32, R=3, K=130, indices="int64"),
             *workloads("MNRK", (0, 32, 3, 4), (32, 0, 3, 4), (32, 32, 0, 4), (32, 32, 1, 0)),
-            *(workload(M=48, N=32, R=2, K=24, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
+            *(workload(M=48, N=32, R=2, K=24, layout=at) for at in LAYOUTS[1:-1]),
         ],
         "full": [workload(M=1024, N=1024, R=8, K=512, block=b) for b in (16, 32)],
         "bench": TIMED,

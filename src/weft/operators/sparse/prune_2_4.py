@@ -15,7 +15,7 @@ from weft.operators.checks import check_shape, check_tensor
 from weft.operators.configs import Configurations, tiles
 from weft.operators.dispatch import ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan
-from weft.operators.random_inputs import drawn
+from weft.operators.random_inputs import LAYOUTS, drawn
 from weft.operators.sparse.semi_structured import kept_of_four
 
 
@@ -130,16 +130,12 @@ prune_2_4 = Operator(
     inputs=inputs,
     reference=reference,
     cost=cost,
-    options={
-        "layout": ("contiguous", "unaligned", "sliced", "strided", "transposed"),
-        "values": ("normal", "nonfinite", "large", "tiny"),
-        "levels": ("few",),
-    },
+    options={"layout": LAYOUTS[:-1], "values": ("normal", "nonfinite", "large", "tiny"), "levels": ("few",)},
     tolerance=Tolerance(exact=True),
     workloads={
         "verify": [
             *(workload(M=m, K=k) for m, k in ((1, 4), (7, 36), (33, 128), (3, 1000), (0, 8), (5, 0))),
-            *(workload(M=9, K=40, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
+            *(workload(M=9, K=40, layout=at) for at in LAYOUTS[1:-1]),
             *(workload(M=9, K=40, values=v) for v in ("nonfinite", "large", "tiny")),
             workload(M=20, K=64, levels="few"),
         ],

@@ -21,6 +21,7 @@ from weft.operators.call import Choice, guarded
 from weft.operators.configs import Config, Configurations, bucket, tiles
 from weft.operators.cuda import shared_limit
 from weft.operators.dispatch import ON_CPU, Call, Dispatch, Route
+from weft.operators.hopper.gemm import ON_HOPPER
 from weft.operators.launch import INTERPRETING, Plan
 from weft.operators.matmul.dispatch import default_precision
 from weft.operators.random_inputs import random_tensor
@@ -215,10 +216,9 @@ sparse_2_4_matmul = Operator(
     tolerance=Tolerance(scale="tensor", terms=lambda w: max(w["K"], 32)),
     workloads={
         "verify": [
-            *workloads("MNK", (1, 1, 16), (16, 16, 32), (33, 40, 80), (64, 33, 64), (7, 5, 272)),
-            *workloads("MNK", (0, 4, 16), (4, 0, 16), (5, 4, 0)),
+            *workloads("MNK", (1, 1, 16), (16, 16, 32), (33, 40, 80), (64, 33, 64), (7, 5, 272), (150, 72, 256)),
+            *workloads("MNK", (1, 8, 128), (0, 4, 16), (4, 0, 16), (5, 4, 0)),
             *(workload(M=20, N=24, K=48, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
-            *workloads("MNK", (150, 72, 256), (1, 8, 128)),
             *(workload(M=70, N=40, K=128, layout=at) for at in ("sliced", "transposed")),
         ],
         "full": [workload(M=256, N=256, K=512)],
@@ -242,8 +242,7 @@ sparse_2_4_matmul = Operator(
 )
 
 sparse_2_4_matmul.implementation("triton", arch=">=sm_80")(unpacking)
-on_hopper = sparse_2_4_matmul.implementation("cuda", arch="==sm_90", dtypes=("bf16", "fp16"))
-on_hopper(sparse_tensor_cores)
+sparse_2_4_matmul.implementation("cuda", **ON_HOPPER)(sparse_tensor_cores)
 sparse_2_4_matmul.implementation("torch")(torch_semi_structured)
 sparse_2_4_matmul.implementation("torch dense")(dense)
 

@@ -28,10 +28,8 @@ spmm = Operator(
             "verify": [
                 *workloads("MNRK", (7, 9, 3, 4), (12, 10, 3, 33), (1, 1, 1, 1), (5, 1, 2, 16)),
                 *workloads("MNRK", (0, 5, 3, 4), (5, 0, 3, 4), (5, 6, 3, 0), (6, 4, 0, 4)),
-                workload(M=40, N=9, R=1, K=9, rows="skewed"),
-                workload(M=12, N=20, R=4, K=1, rows="skewed"),
+                *workloads("MNRK", (40, 9, 1, 9), (12, 20, 4, 1), (16, 12, 6, 17), rows="skewed"),
                 workload(M=4, N=10, R=6, K=130, rows="even"),
-                workload(M=16, N=12, R=6, K=17, rows="skewed"),
                 workload(M=8, N=12, R=20, K=8, rows="one"),
                 workload(M=8, N=10, R=5, K=8, columns="few", indices="int64"),
                 *(workload(M=7, N=9, R=3, K=20, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),

@@ -30,11 +30,8 @@ def _rows_moved(matrix: CSR, x: Tensor) -> Tensor:
     return torch.cat([there, y.new_zeros(len(y) - len(there))])
 
 
-TIMED = (
-    workload(M=2**20, N=2**20, R=16, rows="even"),
-    workload(M=2**18, N=2**18, R=128, rows="even"),
-    workload(M=2**20, N=2**20, R=16, rows="skewed"),
-)
+EVEN = workloads("MNR", (2**20, 2**20, 16), (2**18, 2**18, 128), rows="even")
+TIMED = (*EVEN, workload(M=2**20, N=2**20, R=16, rows="skewed"))
 
 spmv = Operator(
     **define(
@@ -45,9 +42,8 @@ spmv = Operator(
         workloads={
             "verify": [
                 *workloads("MNR", (7, 9, 3), (40, 30, 5), (1, 1, 1), (5, 1, 2), (0, 5, 3), (5, 0, 3), (6, 4, 0)),
-                workload(M=300, N=50, R=1, rows="skewed"),
+                *workloads("MNR", (300, 50, 1), (40, 50, 6), rows="skewed"),
                 workload(M=12, N=40, R=16, rows="even"),
-                workload(M=40, N=50, R=6, rows="skewed"),
                 workload(M=20, N=70, R=12, rows="one"),
                 workload(M=1, N=100, R=250),
                 workload(M=20, N=10, R=5, columns="few"),
