@@ -95,20 +95,14 @@ def workloads(axes: str, *sizes: tuple[int, ...], dtype: str = "", **options: An
 
 @dataclass(frozen=True)
 class Cost:
-    """Compulsory work: every input byte read once, every output byte written once, and the arithmetic.
+    """Compulsory work: every input byte read once, every output byte written once, and the arithmetic."""
 
-    Args:
-        reads, writes: bytes of device memory.
-        matrix_flops: multiply-adds counted twice, by the dtype of the matrix unit (``{"bf16": 2*M*N*K}``).
-        vector_flops: ordinary floating-point operations.
-        special_ops: exponentials, logarithms, divisions, square roots.
-    """
-
-    reads: int = 0
+    reads: int = 0  # bytes of device memory, as ``writes``
     writes: int = 0
+    # multiply-adds counted twice, by the dtype of the matrix unit (``{"bf16": 2*M*N*K}``)
     matrix_flops: Mapping[str, float] = field(default_factory=dict)
-    vector_flops: float = 0
-    special_ops: float = 0
+    vector_flops: float = 0  # ordinary floating-point operations
+    special_ops: float = 0  # exponentials, logarithms, divisions, square roots
 
     @property
     def bytes_moved(self) -> int:
@@ -168,31 +162,19 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to compute an operator.
-
-    Args:
-        function: takes the operator's arguments by name, returns a tensor or a tuple of tensors.
-        backend: ``triton``, ``gluon`` or ``cuda`` (ours); anything else is a peer.
-        arch: for our kernels, the least architecture declared, ``">=sm_80"``, or the only one, ``"==sm_90"``.
-        devices: where it runs: ``("cuda",)``, ``("cpu",)`` or both. Triton kernels also run on the CPU in the interpreter.
-        dtypes: supported ones; all of the operator's when empty.
-        directions: supported ones; all of the operator's when empty.
-        requires: distribution that must be installed.
-        rung: position in the ladder of teaching versions, or ``None`` for an implementation meant for use.
-        idea: what this step of the ladder changes, in one line.
-    """
+    """One way to compute an operator."""
 
     operator: str
     name: str
-    function: Callable[..., Any]
-    backend: str
-    arch: str = ""
-    devices: tuple[str, ...] = ("cuda", "cpu")
-    dtypes: tuple[str, ...] = ()
-    directions: tuple[str, ...] = ()
-    requires: str = ""
-    rung: int | None = None
-    idea: str = ""
+    function: Callable[..., Any]  # takes the operator's arguments by name, returns a tensor or a tuple of tensors
+    backend: str  # ``triton``, ``gluon`` or ``cuda`` (ours); anything else is a peer
+    arch: str = ""  # of our kernels: the least architecture declared, ``">=sm_80"``, or the only one, ``"==sm_90"``
+    devices: tuple[str, ...] = ("cuda", "cpu")  # where it runs; Triton kernels on a CPU in the interpreter
+    dtypes: tuple[str, ...] = ()  # supported ones; all of the operator's when empty
+    directions: tuple[str, ...] = ()  # likewise
+    requires: str = ""  # distribution that must be installed
+    rung: int | None = None  # position in the ladder of teaching versions; None: meant for use
+    idea: str = ""  # what this step of the ladder changes, in one line
 
     @property
     def ours(self) -> bool:
@@ -238,44 +220,34 @@ class Operator:
     """The definition of an operator.
 
     Args:
-        axes: symbol → meaning (``{"M": "rows", "N": "columns"}``).
         inputs: ``(workload, generator, device) -> dict of arguments``; random, never zeros or all equal. Arguments may
             be tensors, lists, dicts and dataclasses of tensors, callables and plain values.
-        reference: plain PyTorch; evaluated in float64 by the verifier and run on CPU tensors by the public function.
-        cost: ``(workload, direction) -> Cost``.
-        tolerance: for each direction, or one for all.
         workloads: ``verify`` (odd, tiny, strided, non-finite …), ``bench``, ``quick`` (a few points for the report),
             ``tune``, ``model`` (shapes of real models), ``transfers`` (timed on CPU and GPU, with the copies between them).
-        dtypes: those that workloads without a dtype are run in.
-        directions: ``forward`` and ``backward``; by default the latter where there are ``differentiable`` arguments.
         options: of workloads, and the values that each may have: ``{"layout": ("NN", "NT"), "rows": range(1, 1000)}``.
-        differentiable: names of the arguments that have gradients.
-        mutates: names of the arguments that a call changes in place; they are compared like outputs.
-        mutants: implementations wrong on purpose, at least four.
         predicted: ``(workload, direction) -> share of the ceiling`` that a model of the machine predicts, where there is
             one; records keep it as the detail ``predicted_share``.
         workspace: ``workload -> bytes`` that a forward call may allocate besides its result. Without it, a call that
             allocates more than its result made a hidden copy.
-        public: the function users call, set by :meth:`function`.
     """
 
     name: str
-    axes: Mapping[str, str]
+    axes: Mapping[str, str]  # symbol → meaning (``{"M": "rows", "N": "columns"}``)
     inputs: Callable[[Workload, Any, str], dict[str, Any]]
-    reference: Callable[..., Any]
-    cost: Callable[[Workload, str], Cost]
+    reference: Callable[..., Any]  # in PyTorch: in float64 for the verifier; what the public function runs on a CPU
+    cost: Callable[[Workload, str], Cost]  # of a workload and a direction
     workloads: Mapping[str, Sequence[Workload]]
-    tolerance: Tolerance | Mapping[str, Tolerance] = Tolerance()
-    dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
-    directions: tuple[str, ...] = ()
+    tolerance: Tolerance | Mapping[str, Tolerance] = Tolerance()  # for all directions, or for each
+    dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")  # that workloads without a dtype are run in
+    directions: tuple[str, ...] = ()  # when empty forward, and backward if anything is ``differentiable``
     options: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    differentiable: tuple[str, ...] = ()
-    mutates: tuple[str, ...] = ()
-    mutants: Sequence[Mutant] = ()
+    differentiable: tuple[str, ...] = ()  # names of the arguments that have gradients
+    mutates: tuple[str, ...] = ()  # names of arguments that a call changes in place; compared like outputs
+    mutants: Sequence[Mutant] = ()  # implementations wrong on purpose, at least four
     predicted: Callable[[Workload, str], float] | None = None
     workspace: Callable[[Workload], int] = lambda w: 0
     implementations: dict[str, Implementation] = field(default_factory=dict)
-    public: Callable[..., Any] | None = None
+    public: Callable[..., Any] | None = None  # the function users call, set by :meth:`function`
     chooser: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:

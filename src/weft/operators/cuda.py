@@ -153,24 +153,15 @@ def flags(*values: Any) -> str:
 
 @dataclass
 class CudaPlan:
-    """A CUDA C++ kernel with everything but its tensors decided; call it with the tensors, which come first.
+    """A CUDA C++ kernel with everything but its tensors decided; call it with the tensors, which come first."""
 
-    Args:
-        source: the ``.cu`` file.
-        expression: the kernel's name with template arguments.
-        grid, block: blocks (x, y) and threads.
-        scalars: ``ctypes`` values, in the order of the kernel's parameters after the pointers.
-        cluster: blocks (x) that share their shared memory.
-        shared_bytes: dynamic shared memory.
-    """
-
-    source: Path
-    expression: str
-    grid: tuple[int, int]
-    block: int
-    scalars: Sequence[Any] = ()
-    cluster: int = 1
-    shared_bytes: int = 0
+    source: Path  # the ``.cu`` file
+    expression: str  # the kernel's name with template arguments
+    grid: tuple[int, int]  # blocks (x, y)
+    block: int  # threads
+    scalars: Sequence[Any] = ()  # ``ctypes`` values, in the order of the kernel's parameters after the pointers
+    cluster: int = 1  # blocks (x) that share their shared memory
+    shared_bytes: int = 0  # dynamic shared memory
     _ready: Any = field(default=None, repr=False)
     _of_addresses: dict[Any, "CudaPlan"] = field(default_factory=dict, init=False, repr=False)
 

@@ -20,25 +20,14 @@ from weft.operators.launch import Plans, target_sm
 
 @dataclass(frozen=True)
 class Route:
-    """One row of a table.
+    """One row of a table. ``weft bench`` times every call that is supported, whatever ``when`` says."""
 
-    Args:
-        name: the implementation, as ``weft bench`` and records call it: ``cluster``, ``triton``, ``torch``. Rows that take
-            different calls may share a name.
-        when: whether this is the best kernel for a call that it supports.
-        reason: why, in one line.
-        launch: makes the plan of a call; None hands over to PyTorch.
-        unsupported: why the kernel cannot take a call ("" when it can). ``weft bench`` times every call that is supported,
-            whatever ``when`` says.
-        sm: the least architecture.
-    """
-
-    name: str
-    when: Callable[[Any], bool]
-    reason: str
-    launch: Callable[[Any], Any] | None = None
-    unsupported: Callable[[Any], str] = lambda call: ""
-    sm: int = 80
+    name: str  # of the implementation, as in records: ``cluster``, ``torch``; rows that take different calls may share one
+    when: Callable[[Any], bool]  # whether this is the best kernel for a call that it supports
+    reason: str  # why, in one line
+    launch: Callable[[Any], Any] | None = None  # makes the plan of a call; None hands over to PyTorch
+    unsupported: Callable[[Any], str] = lambda call: ""  # why the kernel cannot take a call ("" when it can)
+    sm: int = 80  # the least architecture
 
     def why_not(self, call: Any) -> str:
         """Why this route cannot take the call ("" when it can)."""
