@@ -37,27 +37,19 @@ class LostDevice(RuntimeError):
 
 @dataclass
 class Bench:
-    """One run on one machine: what is measured in it is comparable.
+    """One run on one machine: what is measured in it is comparable."""
 
-    Args:
-        device: ``cuda`` or ``cpu``.
-        ceilings: this machine's.
-        cold: flush the L2 before each call.
-        budget_s: time for the repetitions of one comparison.
-        quick: ``torch.compile`` in its default mode only; autotuning takes most of a minute for a matrix product.
-        say: called with what is left out, and why.
-        lock: held while timing where other processes measure on the same device.
-    """
-
-    device: str
-    ceilings: Ceilings
-    cold: bool = True
-    budget_s: float = 0.5
-    quick: bool = False
-    say: Callable[[str], None] = lambda text: None
+    device: str  # ``cuda`` or ``cpu``
+    ceilings: Ceilings  # this machine's
+    cold: bool = True  # flush the L2 before each call
+    budget_s: float = 0.5  # time for the repetitions of one comparison
+    quick: bool = (
+        False  # ``torch.compile`` in its default mode only; autotuning a matrix product takes most of a minute
+    )
+    say: Callable[[str], None] = lambda text: None  # called with what is left out, and why
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
     sets: int = 2
-    lock: GpuLock | NoLock = field(default_factory=NoLock)
+    lock: GpuLock | NoLock = field(default_factory=NoLock)  # held while timing, where other processes measure here too
 
     def __post_init__(self) -> None:
         self.timer = Timer(self.device, cold=self.cold, budget_s=self.budget_s)

@@ -46,18 +46,12 @@ class MatrixInstruction:
 
     Source: PTX ISA 8.7, "Matrix Shape" of ``mma``, of ``wgmma.mma_async`` (N is a multiple of 8 up to 256; of s8 only of 16
     from 32 on) and of ``tcgen05.mma`` (M is 64 or 128, for a pair of blocks 128 or 256; N is a multiple of 8 or 16 up to 256).
-
-    Args:
-        name: ``mma.sync`` (a warp), ``wgmma`` (four warps) or ``tcgen05`` (one thread, sums in tensor memory).
-        operands: type of A and B; of tcgen05 its ``kind``.
-        sums: type of C and D.
-        shapes: M, N and K of one instruction.
     """
 
-    name: str
-    operands: str
-    sums: str
-    shapes: tuple[str, ...]
+    name: str  # ``mma.sync`` (a warp), ``wgmma`` (four warps) or ``tcgen05`` (one thread, sums in tensor memory)
+    operands: str  # type of A and B; of tcgen05 its ``kind``
+    sums: str  # type of C and D
+    shapes: tuple[str, ...]  # M, N and K of one instruction
 
 
 INSTRUCTIONS = (

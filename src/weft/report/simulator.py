@@ -16,23 +16,16 @@ LEAST_POINTS = 3  # of which a growth can be seen
 
 @dataclass(frozen=True)
 class Timed:
-    """One order on one size, timed.
-
-    Args:
-        load: what the jobs ask of the cluster's GPUs in the long run, as a share.
-        asks: what a job asks: ``GPUs``, or more.
-        cpu_s: CPU seconds of the engine, median of three; compiling and metrics apart.
-        peak_memory_mib: of the process; None where the system does not say.
-    """
+    """One order on one size, timed."""
 
     order: str
     placement: str
     jobs: int
     nodes: int
-    load: float
-    asks: str
-    cpu_s: float
-    peak_memory_mib: float | None
+    load: float  # what the jobs ask of the cluster's GPUs in the long run, as a share
+    asks: str  # what a job asks: ``GPUs``, or more
+    cpu_s: float  # CPU seconds of the engine, median of three; compiling and metrics apart
+    peak_memory_mib: float | None  # of the process; None where the system does not say
     machine: str
     commit: str
     time: str
@@ -50,20 +43,13 @@ class Timed:
 
 @dataclass(frozen=True)
 class Growth:
-    """One order's CPU seconds along a size while the other one is the same.
-
-    Args:
-        along: ``jobs`` or ``nodes``, what grows.
-        fixed: how many there are of the other.
-        load: what the jobs ask of the cluster's GPUs, as a share.
-        points: (size, CPU seconds), by size.
-    """
+    """One order's CPU seconds along a size while the other one is the same."""
 
     order: str
-    along: str
-    fixed: int
-    load: float
-    points: tuple[tuple[int, float], ...]
+    along: str  # ``jobs`` or ``nodes``, what grows
+    fixed: int  # how many there are of the other
+    load: float  # what the jobs ask of the cluster's GPUs, as a share
+    points: tuple[tuple[int, float], ...]  # (size, CPU seconds), by size
 
     @property
     def slope(self) -> float:
