@@ -48,8 +48,7 @@ def test_the_golden_run_placement_by_placement(golden):
     where = [nodes.names[held.where[held.slot[j]]] if placed[j] else "" for j in range(len(coming))]
     assert sum(name == other for name, other in zip(where, expected, strict=True)) == 10_857
     assert placed.sum() == 8334 and (coming.gpus * coming.milli)[placed].sum() == 5_919_410
-    assert len(fgd.typical(jobs, nodes)) == 35
-    assert round(fragmentation(result, jobs).sum() / 1000, 2) == 291.36
+    assert len(fgd.typical(jobs, nodes)) == 35 and round(fragmentation(result, jobs).sum() / 1000, 2) == 291.36
     assert round(100 * inflation.allocated(result), 2) == 95.14
     assert round(100 * inflation.allocated(result, 1.3), 2) == 95.29
 

@@ -82,8 +82,7 @@ def test_arrivals_follow_hour_and_weekday():
     whole = submit[submit < submit[-1] // (7 * 86_400) * (7 * 86_400)]
     found = np.bincount((whole // 3600).astype(int) % 168, minlength=168)
     expected = np.outer(WEEK, DAY).ravel()
-    assert (found[expected == 0] == 0).all()
-    assert chi_square(found, expected / expected.sum() * len(whole)) < 3.5
+    assert (found[expected == 0] == 0).all() and chi_square(found, expected / expected.sum() * len(whole)) < 3.5
     assert chi_square(found, np.full(168, len(whole) / 168)) > 100  # the same test tells a constant rate apart
     assert len(whole) == pytest.approx(0.05 * (submit[-1] // 604_800) * 604_800, abs=4 * math.sqrt(len(whole)))
 
@@ -99,8 +98,7 @@ def test_bursts_have_the_requested_variance_and_correlation():
     submit = Arrivals(burst=2.0, hold=0.5).draw(300_000, 20 / 3600, np.random.default_rng(3))
     counts = np.bincount((submit // 3600).astype(int))[:-1].astype(float)
     mean = counts.mean()
-    assert mean == pytest.approx(20, rel=0.1)
-    assert (counts.var() - mean) / mean**2 == pytest.approx(2.0, rel=0.15)
+    assert mean == pytest.approx(20, rel=0.1) and (counts.var() - mean) / mean**2 == pytest.approx(2.0, rel=0.15)
     assert np.corrcoef(counts[1:], counts[:-1])[0, 1] == pytest.approx(0.5 * 2 / (2 + 1 / 20), abs=0.06)
 
 

@@ -175,8 +175,7 @@ def test_what_a_page_holds_is_bounded_and_has_no_gaps(result, most):
 def test_large_nodes_are_shown_in_parts():
     divided = window.blocks(Cluster.parse("2x8,1x150,1x0,1x64"))
     assert divided.offset.tolist() == [0, 8, 16, 80, 144, 166, 166, 230]
-    assert divided.node.tolist() == [0, 1, 2, 2, 2, 3, 4]
-    assert divided.base.tolist() == [0, 0, 0, 64, 128, 0, 0]
+    assert divided.node.tolist() == [0, 1, 2, 2, 2, 3, 4] and divided.base.tolist() == [0, 0, 0, 64, 128, 0, 0]
 
 
 def test_quantiles_of_many_values_are_some_of_them():

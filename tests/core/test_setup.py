@@ -176,8 +176,7 @@ def test_remote_dry_run_prints_and_does_nothing(checkout, tmp_path, tools):
     done = remote_setup(checkout, *words, PATH=path)
     assert done.returncode == 0, done.stderr
     assert r"ssh -p 2222 -i a\ key user@host" in done.stdout
-    assert "remote_setup.sh" in done.stdout and "--local" in done.stdout
-    assert not (tmp_path / "called").exists()
+    assert "remote_setup.sh" in done.stdout and "--local" in done.stdout and not (tmp_path / "called").exists()
 
 
 def test_local_dry_run_changes_nothing(checkout, tmp_path):

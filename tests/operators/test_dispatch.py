@@ -50,14 +50,10 @@ def test_options_come_after_the_tensors():
     assert table().of((torch.empty(3, 20),), 20) == "long 20"
 
 
-def test_a_call_that_no_route_takes_is_declined():
-    with pytest.raises(Declined):
-        table().of((torch.empty(3, 50),))
-
-
-def test_arguments_are_checked():
-    with pytest.raises(ValueError, match="matrix"):
-        table().of((torch.empty(3),))
+@pytest.mark.parametrize(("shape", "error", "words"), [((3, 50), Declined, None), ((3,), ValueError, "matrix")])
+def test_a_call_that_no_route_takes_or_that_is_wrong_is_refused(shape, error, words):
+    with pytest.raises(error, match=words):
+        table().of((torch.empty(shape),))
 
 
 def test_a_kernel_by_name_takes_what_it_supports_whatever_is_best():

@@ -352,8 +352,7 @@ def test_a_captured_step_is_replayed(options):
         else:
             graph.replay()
     torch.cuda.synchronize()
-    for p, q in zip(mine, theirs, strict=True):
-        assert p.equal(q)
+    assert all(p.equal(q) for p, q in zip(mine, theirs, strict=True))
 
 
 @pytest.mark.gpu

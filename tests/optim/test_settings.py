@@ -62,8 +62,7 @@ def stepped(name: str, where: str, set_up=lambda: None) -> tuple[list, dict]:
 def test_a_process_wide_setting_changes_nothing(name, setting, where, restored):
     expected, states = stepped(name, where)
     params, ours = stepped(name, where, SETTINGS[setting])
-    for p, q in zip(params, expected, strict=True):
-        assert torch.equal(p, q)
+    assert all(torch.equal(p, q) for p, q in zip(params, expected, strict=True))
     for i, state in states.items():
         for key, value in state.items():
             assert ours[i][key].dtype == value.dtype and torch.equal(ours[i][key], value), key

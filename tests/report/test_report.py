@@ -1,6 +1,7 @@
 """The page shows what the records say, all of it, and needs nothing but itself."""
 
 import dataclasses
+import itertools
 import logging
 import re
 from html.parser import HTMLParser
@@ -143,10 +144,8 @@ def test_surviving_mutant_is_bad_news(tmp_path):
 def test_hundreds_of_measurements_stay_below_three_megabytes(tmp_path):
     contents = gpu_contents()
     contents.measurements = []
-    for i in range(7):
-        contents.measurements += row_operator(f"operator_{i}", "forward", 2) + row_operator(
-            f"operator_{i}", "backward", 3
-        )
+    for i, (direction, passes) in itertools.product(range(7), (("forward", 2), ("backward", 3))):
+        contents.measurements += row_operator(f"operator_{i}", direction, passes)
     assert len(contents.measurements) > 800
     assert render(contents, tmp_path / "index.html").stat().st_size < 3_000_000
 
