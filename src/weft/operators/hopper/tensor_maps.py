@@ -23,13 +23,9 @@ class TensorMap(ctypes.Structure):
 
 
 class Maps:
-    """The maps of matrices of one form at any address; call with a tensor.
-
-    Args:
-        like: a matrix of that form, or [matrices, rows, columns]; one of its last two dimensions is contiguous.
-        across: whether it is the last but one; the map's inner dimension is the contiguous one.
-        box: elements of a box along the inner and the other dimension; the inner is at most 128 bytes.
-    """
+    """The maps of matrices of one form at any address; call with a tensor. ``like`` is a matrix of that form, or [matrices,
+    rows, columns]; one of its last two dimensions is contiguous, the map's inner one; ``across``: it is the last but one. A
+    box has so many elements along the inner and the other dimension, of the inner at most 128 bytes."""
 
     def __init__(self, like: Tensor, across: bool, box: tuple[int, int]):
         if like.ndim == 2:

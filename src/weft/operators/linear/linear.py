@@ -19,17 +19,7 @@ from weft.operators.call import FLOATS_AND_64, Choice, cast_for_products, eager,
 from weft.operators.checks import check_shape
 from weft.operators.hopper.gemm import ON_HOPPER
 from weft.operators.hopper.padded import NOTHING
-from weft.operators.linear import activations
-from weft.operators.linear.dispatch import (
-    FORWARD,
-    Linear,
-    LinearCall,
-    arguments,
-    copy_unsupported,
-    flat,
-    hopper_unsupported,
-    padded_unsupported,
-)
+from weft.operators.linear import activations, dispatch
 from weft.operators.linear.reference import MUTANTS, OPTIONS, WORKLOADS, composed, cost, gated, inputs, reference
 from weft.operators.matmul.dispatch import OF_QUACK
 
@@ -52,19 +42,23 @@ linear = Operator(
 
 
 def run(kernel: str, x: Tensor, weight: Tensor, bias: Any, residual: Any, activation: str | None) -> Tensor:
-    matrices = (flat(x), weight, bias, None if residual is None else flat(residual))
-    y: Tensor = differentiable(Linear, kernel, activation, *matrices)
+    matrices = (dispatch.flat(x), weight, bias, None if residual is None else dispatch.flat(residual))
+    y: Tensor = differentiable(dispatch.Linear, kernel, activation, *matrices)
     return y if x.ndim == 2 else y.view(*x.shape[:-1], y.shape[-1])
 
 
-def only_padded(c: LinearCall) -> str:
-    return padded_unsupported(c) or ("" if hopper_unsupported(c) else NOTHING)
+def only_padded(c: dispatch.LinearCall) -> str:
+    return dispatch.padded_unsupported(c) or ("" if dispatch.hopper_unsupported(c) else NOTHING)
+
+
+UNSUPPORTED: dict[str, Any] = {"triton": dispatch.copy_unsupported, "cuda": dispatch.hopper_unsupported}
+UNSUPPORTED["cuda-padded"] = only_padded
 
 
 def by_kernel(kernel: str, *operands: Any, **named: Any) -> Tensor:
-    tensors, options = arguments(*operands, **named)
-    c, activation = LinearCall(*tensors, *options), options[-1]
-    if reason := {"triton": copy_unsupported, "cuda": hopper_unsupported, "cuda-padded": only_padded}[kernel](c):
+    tensors, options = dispatch.arguments(*operands, **named)
+    c, activation = dispatch.LinearCall(*tensors, *options), options[-1]
+    if reason := UNSUPPORTED[kernel](c):
         raise Declined(reason)
     if not on_gpu(c.x):
         return reference(c.x, c.weight, c.bias, c.residual, activation=activation)
@@ -115,8 +109,8 @@ linear.implementation("quack", **OF_QUACK, directions=("forward",))(quack)
 @linear.choice
 @guarded
 def choose(*operands: Any, direction: str = "forward", **named: Any) -> Choice:
-    tensors, options = arguments(*operands, **named)
-    choice = FORWARD.choose(*cast_for_products(*tensors), *options)
+    tensors, options = dispatch.arguments(*operands, **named)
+    choice = dispatch.FORWARD.choose(*cast_for_products(*tensors), *options)
     if direction == "backward" and choice.implementation != "torch":  # the gradient follows the call
         how = "the activation's slope in one pass, then two products as matmul's, and the column sum of the bias"
         return dataclasses.replace(choice, reason=how)
@@ -157,8 +151,8 @@ def linear_function(
             y = linear_function(x, weight, bias, activation=activation)
             check_shape("linear", "residual", residual, residual.shape == y.shape, f"{tuple(y.shape)}, the result's")
             return y + residual
-    tensors, options = arguments(x, weight, bias, residual, activation)
-    if eager(*tensors) and (ready := FORWARD.of(tensors, *options)) is not None:
+    tensors, options = dispatch.arguments(x, weight, bias, residual, activation)
+    if eager(*tensors) and (ready := dispatch.FORWARD.of(tensors, *options)) is not None:
         n = weight.shape[0] // (2 if activations.of(activation).gated else 1)
         y = torch.empty((*x.shape[:-1], n), dtype=x.dtype, device=x.device)
         ready(*tensors, y, y)

@@ -15,19 +15,6 @@ from weft.operators.call import Choice, cast_for_products, guarded
 from weft.operators.hopper.gemm import ON_HOPPER
 from weft.operators.hopper.padded import NOTHING
 from weft.operators.matmul import dispatch
-from weft.operators.matmul.dispatch import (
-    FORWARD,
-    OF_QUACK,
-    PRECISIONS,
-    MatmulCall,
-    by_triton,
-    cublas,
-    hopper_unsupported,
-    launched,
-    padded_unsupported,
-    product,
-    quack,
-)
 from weft.operators.matmul.reference import GRADIENTS, OPTIONS, SUMS, cost, inputs, reference
 
 # (N, K) of a layer's products: queries, keys and values; attention's output; gate and up; down. 8 B, then 70 B.
@@ -43,10 +30,10 @@ LAYERS = (
 )
 # of the widest layers of each, and of half of them: a gate alone
 TRAINING = tuple(
-    product
+    both
     for m in (4096, 16384)
     for n, k in ((14336, 4096), (28672, 4096), (28672, 8192), (57344, 8192))
-    for product in (workload("bf16", M=m, N=k, K=n), workload("bf16", M=n, N=k, K=m, layout="TN"))
+    for both in (workload("bf16", M=m, N=k, K=n), workload("bf16", M=n, N=k, K=m, layout="TN"))
 )
 
 matmul = Operator(
@@ -67,7 +54,7 @@ matmul = Operator(
             *(workload(M=40, N=48, K=33, layout=layout) for layout in ("NT", "TN", "TT")),
             *(workload(M=40, N=48, K=32, memory=memory) for memory in ("unaligned", "sliced", "strided", "expanded")),
             workload(M=32, N=48, K=16, values="nonfinite"),
-            *(workload("fp32", M=32, N=48, K=64, precision=p) for p in PRECISIONS),
+            *(workload("fp32", M=32, N=48, K=64, precision=p) for p in dispatch.PRECISIONS),
         ],
         "full": [workload(M=256, N=256, K=256), workload(M=129, N=255, K=257)],
         "huge": [
@@ -83,7 +70,7 @@ matmul = Operator(
         "compile": [
             *workloads("MNK", (4096, 4096, 4096), (64, 64, 2**14), (2047, 2049, 2050), dtype="bf16"),
             workload("fp16", M=512, N=512, K=500, layout="NT"),
-            *(workload("fp32", M=4096, N=4096, K=4096, precision=p) for p in PRECISIONS),
+            *(workload("fp32", M=4096, N=4096, K=4096, precision=p) for p in dispatch.PRECISIONS),
         ],
         "cpu": CPU_SQUARES,
         "transfers": CPU_SQUARES,
@@ -98,38 +85,35 @@ matmul = Operator(
     mutants=[
         *mutants.usual(reference),
         *SUMS,
-        Mutant(
-            "operands transposed",
-            lambda a, b, precision=None: (b.t() @ a.t()) if a.shape[0] == b.shape[1] else a @ b.flip(0),
-        ),
+        Mutant("transposed", lambda a, b, precision=None: b.t() @ a.t() if a.shape[0] == b.shape[1] else a @ b.flip(0)),
         *GRADIENTS,
     ],
 )
 
-matmul_triton = matmul.implementation("triton", arch=">=sm_80")(by_triton)
+matmul_triton = matmul.implementation("triton", arch=">=sm_80")(dispatch.by_triton)
 
 
 @matmul.implementation("cuda", **ON_HOPPER)
 def matmul_hopper(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    if reason := hopper_unsupported(MatmulCall(a, b, precision)):
+    if reason := dispatch.hopper_unsupported(dispatch.MatmulCall(a, b, precision)):
         raise Declined(reason)
-    return product(a, b)
+    return dispatch.product(a, b)
 
 
 @matmul.implementation("cuda-padded", backend="cuda", directions=("forward",), **ON_HOPPER)
 def matmul_padded(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    call = MatmulCall(a, b, precision)
-    if reason := padded_unsupported(call) or ("" if hopper_unsupported(call) else NOTHING):
+    call = dispatch.MatmulCall(a, b, precision)
+    if reason := dispatch.padded_unsupported(call) or ("" if dispatch.hopper_unsupported(call) else NOTHING):
         raise Declined(reason)
-    return launched(FORWARD.kernel("cuda-padded"), a, b)
+    return dispatch.launched(dispatch.FORWARD.kernel("cuda-padded"), a, b)
 
 
 def numpy(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     return torch.from_numpy(a.numpy() @ b.numpy())
 
 
-peers.register(matmul, cublas, reference)
-matmul.implementation("quack", **OF_QUACK)(quack)
+peers.register(matmul, dispatch.cublas, reference)
+matmul.implementation("quack", **dispatch.OF_QUACK)(dispatch.quack)
 matmul.implementation("numpy", devices=("cpu",), directions=("forward",), dtypes=("fp32",))(numpy)
 
 

@@ -63,13 +63,9 @@ def codebook(device: torch.device) -> Tensor:
 
 
 def encode(y: Tensor, signed: bool, uniform: Tensor | None = None) -> Tensor:
-    """Codes (uint8) of numbers in [-1, 1] or [0, 1]; what is not finite gets code 0. A positive number never gets the unsigned
-    code of 0: as a second moment that would let the next step divide by almost nothing.
-
-    Args:
-        y: fp32 or fp64.
-        uniform: random numbers in (0, 1) that round up or down; None: the interval's code.
-    """
+    """Codes (uint8) of fp32 or fp64 numbers in [-1, 1] or [0, 1], rounded up or down by ``uniform`` random ones in (0, 1), else
+    the interval's; what is not finite gets code 0. A positive number never gets the unsigned code of 0: as a second moment that
+    would let the next step divide by almost nothing."""
     lines = interval_lines(signed) if uniform is None else value_lines(signed)
     top = 128 if signed else 256
     size = y.abs()

@@ -15,18 +15,10 @@ from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, torch_d
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, eager, guarded
 from weft.operators.launch import Plans
+from weft.operators.quantization import quantize as quantizing
 from weft.operators.quantization.dispatch import DEQUANTIZE
 from weft.operators.quantization.formats import FORMATS, GRANULARITIES, spread, unpacked, values_shape
-from weft.operators.quantization.quantize import (
-    as_tensor,
-    large,
-    quantize,
-    scheme_of,
-    shape,
-    shape_of_scales,
-    stored_bytes,
-    swapped,
-)
+from weft.operators.quantization.quantize import quantize
 from weft.operators.random_inputs import LAYOUTS, _laid_out, random_tensor
 
 DEFAULTS: dict[str, Any] = {"group_size": 128, "columns": None, "dtype": torch.float32}
@@ -37,7 +29,7 @@ def reference(values: Tensor, scale: float | Tensor, granularity: str = "row", *
     group_size, columns, dtype = {**DEFAULTS, **options}.values()
     n = values.shape[-1] * (2 if values.dtype == torch.uint8 else 1) if columns is None else columns
     q = unpacked(values, n) if values.dtype == torch.uint8 else values.detach()
-    wide = spread(as_tensor(scale, values).float(), (*values.shape[:-1], n), granularity, group_size)
+    wide = spread(quantizing.as_tensor(scale, values).float(), (*values.shape[:-1], n), granularity, group_size)
     return (q.float() * wide).to(dtype)
 
 
@@ -45,7 +37,7 @@ def launch(plans: Plans, values: Tensor, scale: float | Tensor, granularity: str
     """By a kernel of ``plans``."""
     if not values.numel():
         return reference(values, scale, granularity, **options)
-    values, scale, options = values.detach(), as_tensor(scale, values), {**DEFAULTS, **options}
+    values, scale, options = values.detach(), quantizing.as_tensor(scale, values), {**DEFAULTS, **options}
     plan, of_result = plans.of((values, scale), granularity, *options.values())
     out = torch.empty(of_result, dtype=options["dtype"], device=values.device)
     plan(values.view(torch.uint8), scale, out)
@@ -58,17 +50,17 @@ by_triton, by_cuda = (functools.partial(launch, DEQUANTIZE.kernel(name)) for nam
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """Values [M, N] (packed for int4) that are any code of the format, NaN too; ``matrices=B``: [B, M / B, N]. The workload's
     dtype is the result's."""
-    scheme = scheme_of(w)
+    scheme = quantizing.scheme_of(w)
 
     def codes(of: tuple[int, ...]) -> Tensor:
         if device == "meta":
             return torch.empty(of, dtype=torch.uint8, device=device)
         return torch.randint(256, of, generator=g, device=g.device, dtype=torch.uint8).to(device)
 
-    values = _laid_out(values_shape(shape(w), scheme.format), w.option("layout", "contiguous"), codes)
+    values = _laid_out(values_shape(quantizing.shape(w), scheme.format), w.option("layout", "contiguous"), codes)
     return {
         "values": values.view(scheme.of.dtype),
-        "scale": random_tensor(g, shape_of_scales(w), "fp32", device).abs() + 0.01,
+        "scale": random_tensor(g, quantizing.shape_of_scales(w), "fp32", device).abs() + 0.01,
         "granularity": scheme.granularity,
         "group_size": scheme.group_size,
         "columns": w["N"] if w["N"] % scheme.of.per_byte else None,
@@ -78,7 +70,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
 
 def cost(w: Workload, direction: str) -> Cost:
     elements = w["M"] * w["N"]
-    return Cost(sum(stored_bytes(w)), elements * w.bytes_per_element, vector_flops=elements)
+    return Cost(sum(quantizing.stored_bytes(w)), elements * w.bytes_per_element, vector_flops=elements)
 
 
 dequantize = Operator(
@@ -115,7 +107,7 @@ dequantize = Operator(
             workload("bf16", M=2**17 + 1, N=2**14, format="int4", granularity="group"),
         ],
         "bench": [
-            *(large(granularity=g) for g in GRANULARITIES),
+            *(quantizing.large(granularity=g) for g in GRANULARITIES),
             *(workload("bf16", M=2**14, N=2**14, format=f, granularity="group") for f in ("int8", "int4", "fp8_e5m2")),
         ],
         "quick": [workload(M=2**10, N=2**12), workload(M=2**10, N=2**12, format="fp8_e4m3", granularity="group")],
@@ -123,7 +115,7 @@ dequantize = Operator(
             *(workload(M=64, N=4096, format=f, granularity="group") for f in FORMATS),
             *(workload(M=256, N=1000, format="fp8_e4m3", granularity=g) for g in GRANULARITIES),
         ],
-        "tune": [large(d, granularity=g) for d in ("fp32", "bf16") for g in ("row", "group")],
+        "tune": [quantizing.large(d, granularity=g) for d in ("fp32", "bf16") for g in ("row", "group")],
         "model": [workload("bf16", M=14336, N=4096, format="int4", granularity="group")],
     },
     mutants=[
@@ -131,7 +123,7 @@ dequantize = Operator(
         Mutant("a neighbour's scale", mutants.changed(reference, scale=lambda s: s.roll(1) * 1.5)),
         Mutant("scales rounded first", mutants.changed(reference, scale=lambda s: s.to(torch.float16).float())),
         Mutant("sign left out", lambda **named: reference(**named).abs()),
-        Mutant("nibbles swapped", mutants.changed(reference, values=swapped)),
+        Mutant("nibbles swapped", mutants.changed(reference, values=quantizing.swapped)),
     ],
 )
 
