@@ -28,9 +28,6 @@ def sacct(*jobs: tuple[str, str, str, str]) -> str:
     return "\n".join([SACCT, *rows])
 
 
-# ---- text ------------------------------------------------------------------------------------------------------------
-
-
 def test_sacct_quotes_nothing(write):
     jobs = trace.load(write("a", sacct(
         ('the "best', "01:00:00", "2:00:00", "gres/gpu=8"), ("b", "00:10:00", "1:00:00", "gres/gpu=4"),
@@ -80,9 +77,6 @@ def test_a_guessed_code_page_is_said(write):
     assert jobs.tenants == ("Müller",) and jobs.warnings == ("the file is not in UTF-8; it was read as cp1252",)
 
 
-# ---- shares of a GPU ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("tres", "gpus", "milli", "dropped"), [
     ("gres/gpu:a100_1g.5gb=1,gres/gpu=1", 1, 143, ""), ("gres/gpu:3g.20gb=2", 2, 429, ""),
     ("gres/gpu:a100_7g.40gb=1,gres/gpu=1", 1, 1000, ""), ("gres/gpu=1,gres/gpumem=80G", 1, 1000, ""),
@@ -127,9 +121,6 @@ def test_a_pod_holds_the_share_that_its_nodes_labels_say(write, wanted, labels, 
     assert [dropped in why for why in jobs.dropped] == ([True] if dropped else [])
 
 
-# ---- times -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_pod_holds_its_gpus_from_when_it_was_scheduled(write):
     restarted = pod(
         "r", {"nvidia.com/gpu": 8}, ("2024-05-01T12:00:00Z", "2024-05-01T12:05:00Z"), created="2024-05-01T10:00:00Z"
@@ -171,8 +162,6 @@ def test_requests_of_more_memories_than_a_mask_has_bits():
     result = both(jobs, nodes)
     assert not result.unschedulable and result.start.max() > 141
 
-
-# ---- what is written is read -------------------------------------------------------------------------------------------
 
 ANY = st.text(
     st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp"), blacklist_characters="\x85"), min_size=1, max_size=12

@@ -125,8 +125,7 @@ def test_a_scaler_skips_the_step_itself_unless_it_is_fused(name):
 
 def test_a_fused_step_and_one_that_zeroes_take_the_scale():
     params = weights(((3,),))
-    assert optim.AdamW(params, fused=True)._step_supports_amp_scaling
-    assert optim.AdamW(params, zero_grads=True)._step_supports_amp_scaling
+    assert all(optim.AdamW(params, **{option: True})._step_supports_amp_scaling for option in ("fused", "zero_grads"))
 
 
 @pytest.mark.parametrize("name", MADE)

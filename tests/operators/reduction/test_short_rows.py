@@ -192,8 +192,6 @@ class Masked(Case):
         return difference("dx", got.view(want.shape), want)
 
 
-# ---- the kernels, and mistakes in them: a kernel, what is in the source, what is written instead ---------------------------
-
 ROWS = (257, 1030)  # of whole warps and a rest, in a block and in several
 MORE_ROWS = (1, 127, 128, 255, 256)
 
@@ -326,9 +324,6 @@ def test_every_kernel_compiles(suite, sm):
         assert compile_cubin(plan.source, plan.expression, sm)[0]
 
 
-# ---- what they cost ----------------------------------------------------------------------------------------------------------
-
-
 def cost_of(plan: CudaPlan, *others_taken: str, but: str = "") -> tuple[Counter, int]:
     """16-byte accesses, and the instructions on the path of whole warps."""
     text = sass(plan.source, plan.expression)
@@ -378,8 +373,6 @@ def test_256_rows_of_argmax_take_few_instructions(n, most):
     counts = Counter(name for name in found if re.match(r"(LDG|STG).*\.128", name))
     assert counts == {"LDG.E.EL.128": n, "STG.E.128": 4} and len([name for name in found if name != "NOP"]) <= most
 
-
-# ---- what they decline and are chosen for --------------------------------------------------------------------------------
 
 SEVEN = torch.ones(64, 7, dtype=BF16)
 SLICED, SHIFTED = torch.ones(64, 14, dtype=BF16)[:, :7], torch.ones(64 * 7 + 1, dtype=BF16)[1:].view(64, 7)
