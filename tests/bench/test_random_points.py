@@ -91,7 +91,8 @@ def test_a_point_behind_is_timed_twice_more_and_its_median_counts():
 
 
 def test_the_table_has_a_line_a_family_and_the_worst(tmp_path):
-    more = {"metric": RANDOM, "details": {"seed": 0x1A2B3C4D}, "gpu": "NVIDIA H100", "run": "b", "time": "2026-01-02"}
+    details = {"seed": 0x1A2B3C4D, "count": 3}
+    more = {"metric": RANDOM, "details": details, "gpu": "NVIDIA H100", "run": "b", "time": "2026-01-02"}
     points = [
         measured("softmax", 0.5, **more), measured("softmax", 2.0, "M=4,N=5", **more), measured("add", 1.0, **more),
     ]  # fmt: skip

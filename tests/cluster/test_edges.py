@@ -65,6 +65,11 @@ def test_spreadsheets(write, text, rows):
     assert sum(jobs.dropped.values()) == text.count("NaT") + text.count("N/A") + text.count("<NA>")
 
 
+def test_a_line_is_counted_from_the_files_first(write):
+    with pytest.raises(TraceError, match=":3: duration is 'x'"):
+        trace.load(write("a.csv", "sep=;\nid;submit;duration;gpus\na;0;x;1\n"), "csv")
+
+
 def test_thousands_are_not_guessed_at(write):
     with pytest.raises(
         TraceError, match=r"duration is '1\.234'; expected a number; in one file either a decimal comma"
@@ -78,7 +83,7 @@ def test_a_guessed_code_page_is_said(write):
 
 
 @pytest.mark.parametrize(("tres", "gpus", "milli", "dropped"), [
-    ("gres/gpu:a100_1g.5gb=1,gres/gpu=1", 1, 143, ""), ("gres/gpu:3g.20gb=2", 2, 429, ""),
+    ("gres/gpu:a100_1g.5gb=1,gres/gpu=1", 1, 142, ""), ("gres/gpu:3g.20gb=2", 1, 857, ""), ("gres/gpu:3g.20gb=3", 3, 428, ""),
     ("gres/gpu:a100_7g.40gb=1,gres/gpu=1", 1, 1000, ""), ("gres/gpu=1,gres/gpumem=80G", 1, 1000, ""),
     ("gres/shard=12", 0, 0, "gres/shard"), ("gres/gpu:1g.5gb=1,gres/gpu:3g.20gb=1", 0, 0, "several sizes"),
     ("gres/gpu:1g.5gb=1,gres/gpu:a100=1", 0, 0, "several sizes"),
@@ -98,6 +103,7 @@ SLICED = {"nvidia.com/gpu.product": "NVIDIA-L40S-SHARED", "nvidia.com/gpu.replic
     ({"nvidia.com/gpu": "4"}, SLICED, 1), ({"nvidia.com/gpu.shared": "32"}, {"nvidia.com/gpu.replicas": "4"}, 8),
     ({"nvidia.com/gpu": "7"}, {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, 1),
     ({"nvidia.com/mig-1g.5gb": "7", "nvidia.com/mig-3g.20gb": "2"}, {}, 2), ({"nvidia.com/gpu": "8"}, {}, 8),
+    ({"nvidia.com/mig-3g.20gb": "16"}, {}, 8),
 ])  # fmt: skip
 def test_the_gpus_of_a_node_that_shares_them_are_counted_once(write, resources, labels, gpus):
     of = node("n", {"cpu": "8", "memory": "64Gi", **resources}, **labels)
@@ -106,9 +112,9 @@ def test_the_gpus_of_a_node_that_shares_them_are_counted_once(write, resources, 
 
 @pytest.mark.parametrize(("wanted", "labels", "gpus", "milli", "dropped"), [
     ({"nvidia.com/gpu": 1}, SLICED, 1, 250, ""),
-    ({"nvidia.com/gpu.shared": 2}, {"nvidia.com/gpu.replicas": "10"}, 2, 100, ""),
-    ({"nvidia.com/mig-2g.10gb": 1}, {}, 1, 286, ""),
-    ({"nvidia.com/gpu": 1}, {"nvidia.com/gpu.product": "NVIDIA-H100-MIG-1g.10gb"}, 1, 143, ""),
+    ({"nvidia.com/gpu.shared": 2}, {"nvidia.com/gpu.replicas": "10"}, 1, 200, ""),
+    ({"nvidia.com/mig-2g.10gb": 1}, {}, 1, 285, ""),
+    ({"nvidia.com/gpu": 1}, {"nvidia.com/gpu.product": "NVIDIA-H100-MIG-1g.10gb"}, 1, 142, ""),
     ({"nvidia.com/gpu.shared": 1}, {}, 0, 0, "unknown size"),
     ({"nvidia.com/mig-2g.10gb": 1, "nvidia.com/gpu": 1}, {}, 0, 0, "several sizes"),
 ], ids=str)  # fmt: skip
@@ -119,6 +125,17 @@ def test_a_pod_holds_the_share_that_its_nodes_labels_say(write, wanted, labels, 
     found = list(zip(jobs.id, jobs.gpus.tolist(), jobs.milli.tolist(), strict=True))
     assert found == ([("lab/p", gpus, milli)] if gpus else []) + [("lab/whole", 1, 1000)]
     assert [dropped in why for why in jobs.dropped] == ([True] if dropped else [])
+
+
+def test_slices_fill_a_gpu_and_a_shared_product_is_its_type(write):
+    """Seven slices of a seventh run side by side, and a pod that selects time slices finds their GPU."""
+    items = [node("n", {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "4"}, **SLICED)]
+    where = {"nodeName": "n", "nodeSelector": {"nvidia.com/gpu.product": SLICED["nvidia.com/gpu.product"]}}
+    items += [pod(f"p{k}", {"nvidia.com/gpu": 1}, RAN, **where) for k in range(4)]
+    path = write("pods.json", {"kind": "List", "items": items})
+    assert not simulate(trace.load(path, "kubectl"), cluster_file.load(path), "fifo").start.any()
+    sevenths = trace.load(write("a", sacct(*[("x", "1:00", "2:00", "gres/gpu:1g.5gb=1")] * 7)), "sacct")
+    assert not simulate(sevenths, Cluster.parse("1x1"), "fifo").start.any()
 
 
 def test_a_pod_holds_its_gpus_from_when_it_was_scheduled(write):
@@ -151,8 +168,13 @@ def test_phillys_machine_list_is_a_cluster(write):
         write("machines.csv", "machineId,number of GPUs, single GPU mem\nm1,2, 12GB\nm2,8, 24GB\n")
     )
     assert nodes.gpus.tolist() == [2, 8] and nodes.gpu_memory.tolist() == [12, 24] and nodes.names == ("m1", "m2")
-    with pytest.raises(TraceError, match="single GPU mem is 'big'; expected a size such as 24GB"):
-        cluster_file.load(write("machines.csv", "machineId,number of GPUs, single GPU mem\nm1,2,big\n"))
+    wrong = (
+        ("m1,2,big", "single GPU mem is 'big'; expected a size such as 24GB"),
+        ("m1,,24GB", ":2: number of GPUs is nan"),
+    )
+    for row, words in wrong:
+        with pytest.raises(TraceError, match=words):
+            cluster_file.load(write("machines.csv", f"machineId,number of GPUs, single GPU mem\n{row}\n"))
 
 
 def test_requests_of_more_memories_than_a_mask_has_bits():

@@ -185,7 +185,7 @@ def test_kubectl(write):
     jobs = trace.load(write("pods.json", {"kind": "List", "items": items}), "kubectl", {"tenant": "lab"})
     train, again = ("lab/train", 0.0, 60.0, 8, 4000, 2048, 1000.0, 1), ("lab/again", 5.0, 110.0, 1, 0, 0, 0.0, 1)
     assert rows(jobs, "cpu", "memory", "priority", "pods") == [train, ("lab/slice", 0.0, 60.0, 1, 0, 0, 0.0, 1), again]
-    assert jobs.milli.tolist() == [1000, 429, 1000]
+    assert jobs.milli.tolist() == [1000, 428, 1000]
     assert [jobs.type_sets[k] for k in jobs.types] == [("NVIDIA-H100-80GB-HBM3",), (), ()]
     assert {why.split(",")[0]: n for why, n in jobs.dropped.items()} == {
         "not finished": 1, "finished without having run": 1, "no GPU": 1, "time slices of a GPU": 1,

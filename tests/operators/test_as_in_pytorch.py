@@ -215,5 +215,6 @@ def test_a_linear_layers_residual_of_another_dtype_is_not_rounded(x, autocast):
         got, right = ops.linear(x, weight, residual=residual), F.linear(x, weight) + residual
     assert got.dtype == right.dtype == torch.float32
     torch.testing.assert_close(got, right, rtol=1e-2, atol=1e-2)
+    assert ops.explain("linear", HALF, WEIGHT.half(), residual=WIDE) == ops.explain("linear", HALF, WEIGHT.half())
     with pytest.raises(ValueError, match=r"'residual' has shape \(6, 1\); expected \(6, 16\), the result's"):
         ops.linear(HALF, WEIGHT.half(), residual=WIDE[:, :1])

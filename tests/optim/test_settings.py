@@ -1,5 +1,6 @@
 """Optimizers under PyTorch's process-wide settings, and under frameworks that look at an optimizer's attributes."""
 
+import copy
 import inspect
 from functools import partial
 
@@ -136,6 +137,10 @@ def test_states_held_before_the_first_step_are_the_optimizers(name):
     for _ in range(2):
         random_step(optimizer)
     assert states is optimizer.state and len(states) == 2 and held is states[params[1]] and held
+    optimizer.load_state_dict(optimizer.state_dict())
+    states = optimizer.state
+    optimizer.step()
+    assert states is optimizer.state and dict(copy.copy(states)) == dict(states)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Dynamo looks at .grad of inputs
@@ -157,6 +162,17 @@ def test_the_first_step_may_be_compiled(name):
         step = wrap(train_step)
         losses.append([float(step(x)) for _ in range(3)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0][2] < losses[0][0]
+
+
+def test_steps_in_backward_refuse_a_scaler():
+    params = weights(((6, 5),))
+    optimizer, scaler = optim.SGD(params, lr=1e-2), torch.amp.GradScaler(DEVICE)
+    overlap = optimizer.overlap_with_backward()
+    scaler.scale(params[0].sum()).backward()
+    with pytest.raises(RuntimeError, match="it does not go with steps in backward"):
+        scaler.step(optimizer)
+    overlap.remove()
+    assert not optimizer._step_supports_amp_scaling
 
 
 def test_one_cycle_moves_muons_momentum():
@@ -187,6 +203,9 @@ def test_muon_groups_leave_embeddings_heads_and_vectors_to_adamw():
     assert [name for name, _ in adamw["params"]] == [
         "wte.weight", "block.conv.bias", "block.up.bias", "norm.weight", "norm.bias",
     ]  # fmt: skip
+    block = nn.ModuleDict({"output": nn.Linear(4, 4), "fc_out": nn.Linear(4, 4)})
+    layers = nn.ModuleDict({"h": nn.ModuleList([block]), "head": nn.Linear(4, 9)})
+    assert [name for name, _ in optim.muon_groups(layers)[0]["params"]] == ["h.0.output.weight", "h.0.fc_out.weight"]
     optimizer = Muon([muon, adamw], lr=0.02)
     assert [group["lr"] for group in optimizer.param_groups] == [0.02, 3e-4]
     with pytest.raises(ValueError, match="no parameters that require gradients"):

@@ -144,11 +144,13 @@ def chosen(operators: Iterable[Operator]) -> dict[str, list[Any]]:
     }
 
 
-def medians(timed: Sequence[Measurement], seed: int) -> Measurement:
+def medians(timed: Sequence[Measurement], seed: int, count: int) -> Measurement:
     """Of several measurements of one point the one with the median ratio, as a record of a random point."""
     ordered = sorted(timed, key=lambda m: m.ratio_to_best_peer or 0.0)
     m = ordered[len(ordered) // 2]
-    return dataclasses.replace(m, metric=RANDOM, details={**m.details, "seed": seed, "times": len(ordered)})
+    return dataclasses.replace(
+        m, metric=RANDOM, details={**m.details, "seed": seed, "count": count, "times": len(ordered)}
+    )
 
 
 def measure(points: Sequence[Point], seed: int, time: Callable[[Sequence[Point]], Iterator[Any]]) -> list[Measurement]:
@@ -164,7 +166,7 @@ def measure(points: Sequence[Point], seed: int, time: Callable[[Sequence[Point]]
             for m in rows:
                 if m.implementation == PUBLIC and m.ratio_to_best_peer is not None:
                     found.setdefault((m.operator, m.workload, m.dtype, m.direction), []).append(m)
-    return [medians(timed, seed) for timed in found.values()]
+    return [medians(timed, seed, len(points)) for timed in found.values()]
 
 
 def key_of(point: Point) -> tuple[str, str, str, str]:

@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -73,13 +73,7 @@ def run_bench(
     else:
         points = list(cpu_points(operators, which, dtypes, directions))
     chosen = {op.name: registry.implementations(op, implementations, ladder=ladder) for op in operators}
-    said: set[str] = set()
-
-    def say(text: str) -> None:
-        if text not in said:
-            said.add(text)
-            note.print(text, style="dim", markup=False, soft_wrap=True)
-
+    say = sayer(note)
     if not points:
         raise ValueError(_nothing(operators, device, which, dtypes, directions, workload))
     if saver:
@@ -106,6 +100,18 @@ def run_bench(
     except KeyboardInterrupt:
         note.print(f"interrupted: {len(measured)} measurements are kept", markup=False)
     return measured
+
+
+def sayer(note: Console) -> Callable[[str], None]:
+    """Prints each text once."""
+    said: set[str] = set()
+
+    def say(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            note.print(text, style="dim", markup=False, soft_wrap=True)
+
+    return say
 
 
 def measure_points(
@@ -235,10 +241,15 @@ def run_random(
     from weft.hardware import ceilings
 
     points = random_points.draw(operators, count, number, dtypes, directions)
-    bench = compare.Bench(device, ceilings.measure(device), quick=True, budget_s=budget_s)
+    if saver:
+        saver.store.probe(query.name(device))
+    say = sayer(note)
+    bench = compare.Bench(device, ceilings.measure(device, say=say), quick=True, budget_s=budget_s, say=say)
     chosen = random_points.chosen(operators)
     note.print(f"{len(points)} points of seed {number:#x}", markup=False)
     measured = random_points.measure(points, number, lambda some: measure_points(bench, some, chosen, note, jobs=jobs))
+    if missing := len({*map(random_points.key_of, points)}) - len(measured):
+        note.print(f"{missing} points have no ratio: a call failed or was wrong, or no peer took it", markup=False)
     for m in measured if saver else ():
         saver(m)  # type: ignore[misc]
     return measured

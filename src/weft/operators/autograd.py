@@ -13,8 +13,9 @@ is_batched = torch._C._functorch.is_legacy_batchedtensor  # of ``torch.autograd.
 
 def _one_by_one(backward: Callable[..., Any], ctx: Any, gradients: Sequence[Any]) -> Any:
     """``backward`` of each gradient of a batch, whose memory kernels cannot read; the results as a batch again."""
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
+    first = next(g for g in gradients if isinstance(g, torch.Tensor) and is_batched(g))
+    # the level is asked of the tensor: the thread that a GPU's gradients are computed in does not know it
+    level = next(n for n in range(1, 65) if not is_batched(torch._remove_batch_dim(first, n, 1, 0)))
     batches = [torch._remove_batch_dim(g, level, 1, 0) if isinstance(g, torch.Tensor) and is_batched(g) else None
                for g in gradients]  # fmt: skip
     size = next(len(b) for b in batches if b is not None)

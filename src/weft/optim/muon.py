@@ -160,7 +160,9 @@ class Muon(torch.optim.Optimizer):
         def prepare(given: dict[str, Any]) -> dict[str, Any]:
             if len(given["param_groups"]) != len(self.param_groups):
                 return given  # which PyTorch refuses
-            groups = [{**mine, **theirs} for mine, theirs in zip(self.param_groups, given["param_groups"], strict=True)]
+            saved = [{"adamw_betas" if name == "betas" else name: value for name, value in group.items()}
+                     for group in given["param_groups"]]  # fmt: skip
+            groups = [{**mine, **theirs} for mine, theirs in zip(self.param_groups, saved, strict=True)]
             for group in groups:
                 self._check({**group, "params": []})
             options = [group for group in groups for _ in group["params"]]
@@ -177,10 +179,11 @@ class Muon(torch.optim.Optimizer):
             "skipped_steps": self.skipped_steps,
         }
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, given: dict[str, Any]) -> None:  # type: ignore[override]
         self.process_group = getattr(self, "process_group", None)  # processes are not pickled
         self._adamw = None
-        super().__setstate__(state)
+        super().__setstate__(given)
+        self.state = state.States(self.state, state.Changes())
 
     # ---- the step ----------------------------------------------------------------------------------------------------
 

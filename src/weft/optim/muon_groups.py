@@ -5,9 +5,8 @@ from typing import Any
 
 from torch import nn
 
-HEADS = (
-    r"(^|\.)(lm_head|embed_out|output|head|heads|classifier|score|fc_out|logits)$"  # modules' names in the usual models
-)
+# Names of output layers in the usual models: not below a numbered layer, as encoder.layer.0.output is.
+HEADS = r"^(?!.*\.\d+\.)(.*\.)?(lm_head|embed_out|output|head|heads|classifier|score|fc_out|logits)$"
 
 
 def muon_groups(model: nn.Module, *, heads: str = HEADS, **adamw: Any) -> list[dict[str, Any]]:

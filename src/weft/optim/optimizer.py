@@ -76,6 +76,7 @@ class OneLaunch(torch.optim.Optimizer):
 
     def _reset(self) -> None:
         self._changes = state.Changes(changed=True)
+        self._overlaps = 0  # objects of class Overlap that step this optimizer
         self._parts: list[Part] = []
         self._replayed: list[Part] = []  # of before, which captured graphs read
         self._plain: list[tuple[int, Tensor]] = []
@@ -90,8 +91,9 @@ class OneLaunch(torch.optim.Optimizer):
     @property
     def _step_supports_amp_scaling(self) -> bool:
         """Whether ``torch.amp.GradScaler`` leaves unscaling and skipping to the step: with ``fused=True``, as in PyTorch, on
-        which Lightning's clipping and Accelerate's skipped steps rely; and where a skipped step has gradients to zero."""
-        return self.zero_grads or any(group["fused"] for group in self.param_groups)
+        which Lightning's clipping and Accelerate's skipped steps rely; where a skipped step has gradients to zero; and with
+        steps in backward, which then refuse the scaler."""
+        return self.zero_grads or self._overlaps > 0 or any(group["fused"] for group in self.param_groups)
 
     # ---- groups and options ------------------------------------------------------------------------------------------
 
@@ -365,10 +367,11 @@ class OneLaunch(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **{name: getattr(self, name) for name in OF_STEPS}}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+    def __setstate__(self, given: dict[str, Any]) -> None:  # type: ignore[override]
+        super().__setstate__(given)
         if "_changes" not in self.__dict__:
             self._reset()
+        self.state = state.States(self.state, self._changes)
         self._changes.changed = True
         for group in self.param_groups:
             for name, value in self.defaults.items():
@@ -592,6 +595,7 @@ class Overlap:
             if filled >= bucket_mib * 2**20:
                 bucket, filled = [], 0
         self._start_over()
+        optimizer._overlaps += 1
         self.handles: list[Any] = [p.register_post_accumulate_grad_hook(self._accumulated) for p in params]
         self.handles.append(optimizer.register_step_pre_hook(self._refuse_scale))
         self.handles.append(optimizer.register_step_post_hook(lambda *_: self._start_over()))
@@ -611,5 +615,6 @@ class Overlap:
 
     def remove(self) -> None:
         """From now on only ``step()`` steps."""
-        for handle in self.handles:
-            handle.remove()
+        self.optimizer._overlaps -= bool(self.handles)
+        while self.handles:
+            self.handles.pop().remove()

@@ -53,14 +53,19 @@ class States(defaultdict[Any, Any]):
     """All parameters' states, by parameter; a missing one is empty, as in PyTorch."""
 
     def __init__(self, states: Any, changes: Changes):
-        super().__init__(self._empty, states)
+        super().__init__(dict, states)
         self.changes = changes
 
-    def _empty(self) -> ParameterState:
-        self.changes.changed = True
+    def __missing__(self, key: Any) -> ParameterState:
         state = ParameterState()
         state.changes = self.changes
+        self[key] = state  # which records the change
         return state
+
+    def copy(self) -> defaultdict[Any, Any]:
+        return defaultdict(dict, self)
+
+    __copy__ = copy
 
     def __reduce__(self) -> Any:
         return defaultdict, (dict, dict(self))

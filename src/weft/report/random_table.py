@@ -30,8 +30,8 @@ def random_table(measurements: Sequence[Measurement]) -> str:
     ]
     return "\n".join(
         [
-            f"Public functions at the shapes that `weft bench --random {len(points)} --seed {seed:#x}` draws, against the",
-            "better of PyTorch and `torch.compile`; points more than 3 % behind are the median of three timings.\n",
+            f"Public functions at the shapes that `weft bench --random {points[0].details['count']} --seed {seed:#x}` draws,",
+            "against the better of PyTorch and `torch.compile`; points more than 3 % behind are the median of three timings.\n",
             grid(head, body, numbers_from=1),
             "\nFurthest behind:\n",
             grid(["operator", "dtype", "workload", "ratio", "best peer"], behind, numbers_from=3),

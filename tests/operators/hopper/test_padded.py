@@ -14,7 +14,8 @@ from weft.operators.linear.reference import reference
 class Product:
     """In place of the Hopper plan: insists on rows that TMA takes, and multiplies."""
 
-    def __init__(self, a, b, n):
+    def __init__(self, a, b, n, device):
+        assert device.type == "cpu"  # where the tensors are, whatever stands for their copies
         self.forms, self.n = [(t.shape, t.stride()) for t in (a, b)], n
 
     def __call__(self, a, b, c):
@@ -77,7 +78,7 @@ def test_a_linear_layer_of_copies(size, given, activation, monkeypatch):
 
     class Launch(dispatch.HopperLaunch):
         def __init__(self, c):
-            assert not dispatch.hopper_unsupported(c)
+            assert not dispatch.hopper_unsupported(c) and c.device.type == "cpu"
             self.biased, self.added = c.bias is not None, c.residual is not None
 
         def __call__(self, x, weight, bias, residual, y, pre):
@@ -85,7 +86,7 @@ def test_a_linear_layer_of_copies(size, given, activation, monkeypatch):
             y.copy_(reference(x, weight, *given, activation=activation))
 
     monkeypatch.setattr(dispatch, "HopperLaunch", Launch)
-    monkeypatch.setattr(dispatch.LinearCall, "sm", 90)
+    monkeypatch.setattr(dispatch, "target_sm", lambda device: 90 if device.type == "cpu" else 80)
     tensors, options = dispatch.arguments(x, weight, bias, residual, activation)
     y = torch.full((m, n), torch.nan, dtype=torch.float16)
     c = dispatch.LinearCall(*tensors, *options)

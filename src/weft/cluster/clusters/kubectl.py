@@ -43,7 +43,12 @@ def _node(node: dict[str, Any]) -> NodeGroup:
         raise ValueError(f"time slices without the label {kubernetes.REPLICAS}; expected how many a GPU has")
     return NodeGroup(
         1,
-        math.ceil(sum(size * count for size, count in parts.items())),
+        max(
+            [
+                math.ceil(sum(size * count for size, count in parts.items())),
+                *(math.ceil(count / (1 // size)) for size, count in parts.items()),
+            ]
+        ),
         labels.get(kubernetes.PRODUCT, kind).removesuffix("-SHARED"),
         gpu_memory_gb=round(float(labels.get(MEMORY, 0)) / 1024),
         cpu=kubernetes.quantity(has["cpu"]),

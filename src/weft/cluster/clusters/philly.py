@@ -16,6 +16,8 @@ def load(path: Path) -> Cluster:
     table = read(path, (GPUS,), (MACHINE, MEMORY))
     gpus, nodes = table.whole(GPUS), []
     for row, text in enumerate(table.words[MEMORY]):
+        if gpus[row] != gpus[row]:
+            raise table.wrong(row, GPUS, "a whole number")
         if not (match := SIZE.fullmatch(text)):
             raise table.wrong(row, MEMORY, "a size such as 24GB")
         nodes.append(NodeGroup(1, int(gpus[row]), gpu_memory_gb=float(match[1])))

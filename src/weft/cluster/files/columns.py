@@ -143,8 +143,8 @@ def read(
     text = text_of(path)
     generated = text.read(len(GENERATED)) == GENERATED
     text.seek(0)
-    delimiter = _delimiter(text, delimiter)
-    rows = _rows(path, text, delimiter, quoted)
+    delimiter, skipped = _delimiter(text, delimiter)
+    rows = _rows(path, text, delimiter, quoted, skipped)
     names = list(header) if header else [name.strip() for name in next(rows, (0, []))[1]]
     numbers = chosen(names, numbers, alternatives, called)
     positions = [
@@ -244,18 +244,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return next((lower[found] for found in difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.7)), "")
 
 
-def _delimiter(text: io.TextIOBase, delimiter: str) -> str:
-    """What is between the cells of a file where commas are expected; a line ``sep=…`` is skipped."""
+def _delimiter(text: io.TextIOBase, delimiter: str) -> tuple[str, int]:
+    """What is between the cells of a file where commas are expected, and how many lines ``sep=…`` were skipped."""
     if delimiter != ",":
-        return delimiter
+        return delimiter, 0
     at = text.tell()
     line = text.readline()
     if match := re.fullmatch(r'"?sep=(.)"?\s*', line):
-        return match[1]
+        return match[1], 1
     while line.startswith("#") or (line and not line.strip()):
         line = text.readline()
     text.seek(at)
-    return next((mark for mark in ";\t" if mark in line and "," not in line), ",")
+    return next((mark for mark in ";\t" if mark in line and "," not in line), ","), 0
 
 
 class _Number:
@@ -285,16 +285,18 @@ class _Number:
         return value
 
 
-def _rows(path: Path, text: io.TextIOBase, delimiter: str, quoted: bool) -> Iterator[tuple[int, list[str]]]:
+def _rows(
+    path: Path, text: io.TextIOBase, delimiter: str, quoted: bool, skipped: int
+) -> Iterator[tuple[int, list[str]]]:
     quoting: Any = {} if quoted else {"quoting": csv.QUOTE_NONE}
     reader = csv.reader(text, delimiter=delimiter, strict=True, **quoting)
-    line, begun = 1, False
+    line, begun = skipped + 1, False
     try:
         for row in reader:
             if row and any(cell.strip() for cell in row) and (begun or not row[0].startswith("#")):
                 begun = True
-                yield reader.line_num, row
-            line = reader.line_num + 1
+                yield reader.line_num + skipped, row
+            line = reader.line_num + skipped + 1
     except (
         csv.Error
     ) as error:  # a quote that is not closed, and would take the rest of the file for one cell; over 128 KiB

@@ -89,6 +89,8 @@ def _row(pod: dict[str, Any], labels: dict[str, Any]) -> str | tuple[float, int,
     if len(parts) > 1:
         return "parts of GPUs of several sizes"
     ((size, gpus),) = parts.items()
+    if size < 1 and size * gpus <= 1:  # several slices may lie on one GPU
+        size, gpus = size * gpus, 1
     if status.get("phase") not in ("Succeeded", "Failed"):
         return "not finished"
     states = [*status.get("containerStatuses", []), *status.get("initContainerStatuses", [])]
@@ -112,10 +114,10 @@ def _row(pod: dict[str, Any], labels: dict[str, Any]) -> str | tuple[float, int,
     return (
         max(ends) - min(starts),
         gpus,
-        round(1000 * size),
+        max(int(1000 * size), 1),
         round(total("cpu") * 1000),
         round(total("memory") / 2**20),
-        str(spec.get("nodeSelector", {}).get(kubernetes.PRODUCT, "")),
+        str(spec.get("nodeSelector", {}).get(kubernetes.PRODUCT, "")).removesuffix("-SHARED"),
         float(spec.get("priority") or 0),
     )
 

@@ -104,7 +104,10 @@ def _gpus(tres: dict[str, str]) -> tuple[int, float]:
     if not sizes:
         return count, 1000
     several = len(sizes) > 1 or len(slices) < len(typed)
-    return sum(typed[name] for name in slices), -1000 if several else round(1000 * min(sizes.pop() / 7, 1))
+    many, sevenths = sum(typed[name] for name in slices), min(sizes.pop(), 7)
+    if not several and many * sevenths <= 7:  # they may lie on one GPU
+        many, sevenths = 1, many * sevenths
+    return many, -1000 if several else 1000 * sevenths // 7
 
 
 def _shards(tres: dict[str, str]) -> bool:

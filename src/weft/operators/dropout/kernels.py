@@ -29,7 +29,7 @@ def drop(
     """
     if ORDER == "rows":
         row, col = place(N, BLOCK)
-        start = row * N + (tl.program_id(0) % tl.cdiv(N, BLOCK)).to(tl.int64) * BLOCK
+        start = row * N + (tl.program_id(0) % ((N - 1) // BLOCK + 1)).to(tl.int64) * BLOCK
     else:
         start = tl.program_id(0).to(tl.int64) * BLOCK
         row, col = 0, start + tl.arange(0, BLOCK)

@@ -11,7 +11,7 @@ import triton.language as tl
 @triton.jit
 def place(N, BLOCK: tl.constexpr):
     """This program's row and its BLOCK columns. In int64: tensors may hold more than 2**31 elements."""
-    blocks = tl.cdiv(N, BLOCK)
+    blocks = (N - 1) // BLOCK + 1  # tl.cdiv would overflow just below 2**31 columns
     row = (tl.program_id(0) // blocks).to(tl.int64)
     return row, (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
 
@@ -19,7 +19,7 @@ def place(N, BLOCK: tl.constexpr):
 @triton.jit
 def whole(N, BLOCK: tl.constexpr):
     """Whether all of this program's columns exist."""
-    return (tl.program_id(0) % tl.cdiv(N, BLOCK) + 1) * BLOCK <= N
+    return tl.program_id(0) % ((N - 1) // BLOCK + 1) < N // BLOCK
 
 
 @triton.jit
@@ -100,8 +100,8 @@ def relu(x, PRECISE: tl.constexpr):
 @triton.jit
 def bytes_at(bits_ptr, row, N, BLOCK: tl.constexpr):
     """The addresses of the bits of this program's columns, and which of these bytes exist."""
-    width = tl.cdiv(N, 8).to(tl.int64)
-    byte = (tl.program_id(0) % tl.cdiv(N, BLOCK)).to(tl.int64) * (BLOCK // 8) + tl.arange(0, BLOCK // 8)
+    width = ((N - 1) // 8 + 1).to(tl.int64)
+    byte = (tl.program_id(0) % ((N - 1) // BLOCK + 1)).to(tl.int64) * (BLOCK // 8) + tl.arange(0, BLOCK // 8)
     return bits_ptr + row * width + byte, byte < width
 
 

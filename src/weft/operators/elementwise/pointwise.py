@@ -85,7 +85,7 @@ class Pointwise:
     def __call__(self, *x: Tensor, inplace: bool = False, choice: str | None = None) -> Tensor:
         """What the public function does."""
         formula = self.formula if choice is None and not self.option else self.of(choice)
-        if len(x) == 2 and not inplace:
+        if len(x) == 2 and not inplace and getattr(x[0], "dtype", None) is not getattr(x[1], "dtype", None):
             x = promoted(*x)
         if not inplace and eager(*x, gradient=True, autocast=True) and (plan := FORWARD.of(x, formula)) is not None:
             if torch.is_grad_enabled() and any(t.requires_grad for t in x):

@@ -43,7 +43,7 @@ def add_flat(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
 @triton.jit
 def add_rows(x_ptr, y_ptr, out_ptr, N, x_row, x_col, y_row, y_col, out_row, out_col, BLOCK: tl.constexpr):
     """The same over [M, N] views with any two strides each; one program adds BLOCK columns of one row."""
-    blocks = tl.cdiv(N, BLOCK)
+    blocks = (N - 1) // BLOCK + 1
     row = (tl.program_id(0) // blocks).to(tl.int64)
     col = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = col < N

@@ -119,6 +119,7 @@ class HopperPlan:
             16-bit floats, must be symmetric, and so must the residual be. Not with scales, a bias, an activation, up or amax.
         second: another matrix of the residual's form, with a factor gamma.
         n: columns of C where these are more than b has: the last ones are products with zeros.
+        device: where it is launched, if a is not there.
 
     Raises:
         Declined: when TMA or wgmma cannot take the operands.
@@ -128,8 +129,9 @@ class HopperPlan:
         self, a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, epilogue: Epilogue = Epilogue(),
         two_levels: bool = False, *, residual: Tensor | None = None, up: Tensor | None = None,
         symmetric: Config | None = None, second: Tensor | None = None, n: int | None = None,
+        device: torch.device | None = None,
     ):  # fmt: skip
-        out_dtype, n = out_dtype or a.dtype, n or b.shape[-1]
+        out_dtype, n, device = out_dtype or a.dtype, n or b.shape[-1], device or a.device
         if reason := why_not(a, b, out_dtype, n):
             raise Declined(reason)
         (m, k), matrices = a.shape[-2:], a.shape[0] if a.ndim == 3 else 1
@@ -165,7 +167,7 @@ class HopperPlan:
         layout = ("T" if a_across else "N") + ("N" if b_across else "T") + ("" if up is None else "G")
         two_levels = two_levels or epilogue.blocks
         name = DTYPE_NAMES.get(a.dtype, TYPES[a.dtype])
-        c = symmetric or configuration(a.device, name, layout, two_levels, out_dtype.itemsize, m, n, k, matrices)
+        c = symmetric or configuration(device, name, layout, two_levels, out_dtype.itemsize, m, n, k, matrices)
         columns, cluster, depth = c["COLUMNS"], c["CLUSTER"], LINE // a.element_size()
         width = columns if up is None else columns // 2
         # two blocks cannot share three boxes of 64 columns: each fetches half of their rows of K
@@ -186,7 +188,7 @@ class HopperPlan:
         tiles = -(-m // (ROWS * cluster)) * -(-n // width) * matrices
         if symmetric is not None:
             tiles = triangle(m, columns, cluster) * matrices
-        stages, clusters = -(-k // depth), multiprocessors(a.device) // cluster
+        stages, clusters = -(-k // depth), multiprocessors(device) // cluster
         count = streamed(tiles, stages, clusters) if c["STREAM"] else 0
         clusters = min(clusters, count * stages // tile_sizes.LEAST_SHARE if count else tiles)
         grid = clusters * cluster

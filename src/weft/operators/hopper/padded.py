@@ -51,7 +51,7 @@ class PaddedPlan:
 
     def __init__(self, a: Tensor, b: Tensor):
         self.columns = -(-b.shape[1] // 8) * 8
-        self.plan = HopperPlan(form(a), form(b), n=self.columns)
+        self.plan = HopperPlan(form(a), form(b), n=self.columns, device=a.device)
 
     def __call__(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         a, b = (t if fits(t) else fitting(t).copy_(t) for t in (a, b))

@@ -18,7 +18,7 @@ from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.elementwise.dispatch import map_plan
 from weft.operators.hopper import gemm, padded
 from weft.operators.hopper.gemm import SIXTEEN_BITS, HopperPlan
-from weft.operators.launch import INTERPRETING, Plan, Plans
+from weft.operators.launch import INTERPRETING, Plan, Plans, target_sm
 from weft.operators.layout import rows_of
 from weft.operators.linear import activations, gemv, kernels
 from weft.operators.linear.activations import ACTIVATIONS, Activation, halves
@@ -44,6 +44,7 @@ class LinearCall(Call):
         keep: bool = False, precision: str | None = None,
     ):  # fmt: skip
         self.x, self.weight, self.keep, self.precision = x, weight, keep, precision
+        self.device = x.device  # also of the call of copies, which are on none
         self.bias, self.residual = bias if biased else None, residual if added else None
         check(self.name, x, weight, self.bias, self.residual, activation)
         self.activation = activations.of(activation)
@@ -52,6 +53,10 @@ class LinearCall(Call):
     @property
     def empty(self) -> bool:
         return self.m * self.weight.shape[0] == 0
+
+    @property
+    def sm(self) -> int:
+        return target_sm(self.device)
 
     @property
     def needs_copy(self) -> bool:
@@ -170,7 +175,7 @@ class HopperLaunch:
         gate, up = self.halves(c.weight)
         epilogue = gemm.Epilogue(biased=self.biased, activation=c.activation.on_hopper, amax=amax)
         residual, up = None if c.residual is None else flat(c.residual), None if up is None else up.t()
-        self.plan = HopperPlan(c.matrix, gate.t(), out, epilogue, residual=residual, up=up)
+        self.plan = HopperPlan(c.matrix, gate.t(), out, epilogue, residual=residual, up=up, device=c.device)
 
     def halves(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         return (weight[: self.n], weight[self.n :]) if self.n else (weight, None)

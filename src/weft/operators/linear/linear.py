@@ -106,10 +106,18 @@ linear.implementation("cublaslt", devices=("cuda",), directions=("forward",))(cu
 linear.implementation("quack", **OF_QUACK, directions=("forward",))(quack)
 
 
+def residual_is_added_apart(x: Any, residual: Any) -> bool:
+    """Whether PyTorch adds the residual, which has another dtype than the product."""
+    both = isinstance(residual, Tensor) and isinstance(x, Tensor)
+    return both and residual.dtype != product_dtype(x) and residual.dtype in FLOATS_AND_64
+
+
 @linear.choice
 @guarded
 def choose(*operands: Any, direction: str = "forward", **named: Any) -> Choice:
     tensors, options = dispatch.arguments(*operands, **named)
+    if options[1] and residual_is_added_apart(tensors[0], tensors[3]):
+        tensors, options = (*tensors[:3], tensors[0]), (options[0], False, options[2])
     choice = dispatch.FORWARD.choose(*cast_for_products(*tensors), *options)
     if direction == "backward" and choice.implementation != "torch":  # the gradient follows the call
         how = "the activation's slope in one pass, then two products as matmul's, and the column sum of the bias"
@@ -145,12 +153,10 @@ def linear_function(
 
     All four tensors have gradients; a gradient of the gradient is PyTorch's.
     """
-    if isinstance(residual, Tensor) and isinstance(x, Tensor):
-        dtype = product_dtype(x)
-        if residual.dtype != dtype and residual.dtype in FLOATS_AND_64:
-            y = linear_function(x, weight, bias, activation=activation)
-            check_shape("linear", "residual", residual, residual.shape == y.shape, f"{tuple(y.shape)}, the result's")
-            return y + residual
+    if residual is not None and residual_is_added_apart(x, residual):
+        y = linear_function(x, weight, bias, activation=activation)
+        check_shape("linear", "residual", residual, residual.shape == y.shape, f"{tuple(y.shape)}, the result's")
+        return y + residual
     tensors, options = dispatch.arguments(x, weight, bias, residual, activation)
     if eager(*tensors) and (ready := dispatch.FORWARD.of(tensors, *options)) is not None:
         n = weight.shape[0] // (2 if activations.of(activation).gated else 1)
