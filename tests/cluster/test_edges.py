@@ -65,12 +65,9 @@ def test_spreadsheets(write, text, rows):
     assert sum(jobs.dropped.values()) == text.count("NaT") + text.count("N/A") + text.count("<NA>")
 
 
-def test_a_line_is_counted_from_the_files_first(write):
+def test_thousands_are_not_guessed_at_and_lines_are_counted_from_the_first(write):
     with pytest.raises(TraceError, match=":3: duration is 'x'"):
         trace.load(write("a.csv", "sep=;\nid;submit;duration;gpus\na;0;x;1\n"), "csv")
-
-
-def test_thousands_are_not_guessed_at(write):
     with pytest.raises(
         TraceError, match=r"duration is '1\.234'; expected a number; in one file either a decimal comma"
     ):

@@ -24,12 +24,11 @@ MADE = {
 @pytest.fixture
 def restored():
     """PyTorch's settings as they were, after the test."""
-    dtype, fill = torch.get_default_dtype(), torch.utils.deterministic.fill_uninitialized_memory
+    dtype = torch.get_default_dtype()
     yield
     torch.set_default_dtype(dtype)
     torch.set_default_device(None)
     torch.use_deterministic_algorithms(False)
-    torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
 SETTINGS = {

@@ -179,7 +179,7 @@ class Muon(torch.optim.Optimizer):
             "skipped_steps": self.skipped_steps,
         }
 
-    def __setstate__(self, given: dict[str, Any]) -> None:  # type: ignore[override]
+    def __setstate__(self, given: dict[str, Any]) -> None:
         self.process_group = getattr(self, "process_group", None)  # processes are not pickled
         self._adamw = None
         super().__setstate__(given)

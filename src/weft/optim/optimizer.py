@@ -367,7 +367,7 @@ class OneLaunch(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), **{name: getattr(self, name) for name in OF_STEPS}}
 
-    def __setstate__(self, given: dict[str, Any]) -> None:  # type: ignore[override]
+    def __setstate__(self, given: dict[str, Any]) -> None:
         super().__setstate__(given)
         if "_changes" not in self.__dict__:
             self._reset()

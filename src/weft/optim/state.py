@@ -62,10 +62,10 @@ class States(defaultdict[Any, Any]):
         self[key] = state  # which records the change
         return state
 
-    def copy(self) -> defaultdict[Any, Any]:
+    def copy(self) -> defaultdict[Any, Any]:  # type: ignore[override]
         return defaultdict(dict, self)
 
-    __copy__ = copy
+    __copy__ = copy  # type: ignore[assignment]
 
     def __reduce__(self) -> Any:
         return defaultdict, (dict, dict(self))

@@ -16,14 +16,11 @@ FULL = 0xFFFFFFFF
 PI = (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344, 0xA4093822, 0x299F31D0)  # digits of pi: counter and key
 
 
-@pytest.mark.parametrize(
-    ("counter", "key", "expected"),
-    [
-        ((0,) * 4, (0,) * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-        ((FULL,) * 4, (FULL,) * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-        (PI[:4], PI[4:], "d16cfe09 94fdcceb 5001e420 24126ea1"),
-    ],
-)
+@pytest.mark.parametrize(("counter", "key", "expected"), [
+    ((0,) * 4, (0,) * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    ((FULL,) * 4, (FULL,) * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    (PI[:4], PI[4:], "d16cfe09 94fdcceb 5001e420 24126ea1"),
+])  # fmt: skip
 def test_philox_has_the_known_answers(counter, key, expected):
     found = words(tuple(torch.tensor(c) for c in counter), key)
     assert " ".join(f"{int(word):08x}" for word in found) == expected

@@ -131,13 +131,10 @@ def test_every_type_takes_its_instruction(types, instruction):
     check_inner_loop(text, instruction, 2)
 
 
-@pytest.mark.parametrize(
-    "shape, layout",
-    [
-        *itertools.product(("256, 4, 2", "192, 5, 2", "128, 6, 2", "64, 8, 1"), ("false, false", "true, true")),
-        ("160, 5, 2", "false, false"),
-    ],
-)
+@pytest.mark.parametrize("shape, layout", [
+    *itertools.product(("256, 4, 2", "192, 5, 2", "128, 6, 2", "64, 8, 1"), ("false, false", "true, true")),
+    ("160, 5, 2", "false, false"),
+])  # fmt: skip
 def test_streaming_does_not_disturb_it(shape, layout):
     options = "UNSCALED, false, false, NONE, false, false, false, true"
     text = assembly(f"matmul_hopper<bf16, bf16, {shape}, {layout}, {options}>")

@@ -39,27 +39,21 @@ def test_the_product_of_copies(size, layout, monkeypatch):
     torch.testing.assert_close(c, (a.float() @ b.float()).half())
 
 
-@pytest.mark.parametrize(
-    ("size", "layout", "copies"),
-    [
-        ((4097, 4099, 4104), "NN", 4104 * 4099 + 4097 * 4099),  # b and the result
-        ((4097, 4099, 4104), "NT", 4097 * 4099),
-        ((4096, 4096, 4099), "NT", 2 * 4096 * 4099),
-    ],
-)
+@pytest.mark.parametrize(("size", "layout", "copies"), [
+    ((4097, 4099, 4104), "NN", 4104 * 4099 + 4097 * 4099),  # b and the result
+    ((4097, 4099, 4104), "NT", 4097 * 4099),
+    ((4096, 4096, 4099), "NT", 2 * 4096 * 4099),
+])  # fmt: skip
 def test_only_what_does_not_fit_is_copied(size, layout, copies):
     a, b = operands(*size, layout, device="meta")
     assert padded.copied(a, b) == copies and padded.pays(a, b) and not padded.unsupported(a, b)
 
 
-@pytest.mark.parametrize(
-    ("size", "implementation", "words"),
-    [
-        ((4097, 4099, 4104), "cuda-padded", "begin on 16 bytes"),
-        ((4096, 4096, 4096), "cuda", "TMA and wgmma"),
-        ((101, 67, 79), "torch", "cuBLAS"),
-    ],
-)
+@pytest.mark.parametrize(("size", "implementation", "words"), [
+    ((4097, 4099, 4104), "cuda-padded", "begin on 16 bytes"),
+    ((4096, 4096, 4096), "cuda", "TMA and wgmma"),
+    ((101, 67, 79), "torch", "cuBLAS"),
+])  # fmt: skip
 def test_the_table_pads_large_products(size, implementation, words):
     with compiling_for(90, lambda *_: None):
         choice = ops.explain("matmul", *operands(*size, "NN", device="meta"))

@@ -126,24 +126,21 @@ def test_a_launch_on_hopper_maps_both_halves_of_the_weight(launched, stored):
     assert "false, NONE, false, false, false" in plain.plan.launch.expression
 
 
-@pytest.mark.parametrize(
-    ("sm", "call", "named", "taken", "why"),
-    [
-        (90, (meta(8, 8, 4096), meta(128, 4096)), {}, "torch", "skinny_matmul"),
-        (90, (meta(96, 4096), meta(128, 4096)), {}, "cuda", ""),
-        (90, (meta(8, 64, 4096), meta(128, 4096), meta(128)), {"activation": "swiglu"}, "cuda", ""),
-        (90, (meta(96, 4096), meta(130, 4096)), {}, "torch", "16 bytes"),
-        (90, (meta(96, 1000), meta(130, 1000)), {}, "triton", "16 bytes"),
-        (90, (meta(96, 4096), meta(144, 4096)), {"activation": "reglu"}, "cuda", ""),
-        (90, (meta(96, 4096), meta(136, 4096)), {"activation": "reglu"}, "torch", "68 elements"),
-        (90, (meta(96, 4096), meta(128, 4096), meta(256)[::2]), {}, "torch", "gaps"),
-        (90, (meta(96, 4096), meta(128, 4096), None, meta(96, 256)[:, ::2]), {}, "torch", "'residual'"),
-        (90, (meta(96, 64, dtype=torch.float32), meta(128, 64, dtype=torch.float32)), {}, "torch", "float32"),
-        (80, (meta(96, 4096), meta(128, 4096)), {}, "torch", "sm_80"),
-        (80, (meta(96, 512), meta(128, 512)), {}, "triton", "sm_80"),
-        (90, (meta(0, 512), meta(128, 512)), {}, "torch", None),
-    ],
-)
+@pytest.mark.parametrize(("sm", "call", "named", "taken", "why"), [
+    (90, (meta(8, 8, 4096), meta(128, 4096)), {}, "torch", "skinny_matmul"),
+    (90, (meta(96, 4096), meta(128, 4096)), {}, "cuda", ""),
+    (90, (meta(8, 64, 4096), meta(128, 4096), meta(128)), {"activation": "swiglu"}, "cuda", ""),
+    (90, (meta(96, 4096), meta(130, 4096)), {}, "torch", "16 bytes"),
+    (90, (meta(96, 1000), meta(130, 1000)), {}, "triton", "16 bytes"),
+    (90, (meta(96, 4096), meta(144, 4096)), {"activation": "reglu"}, "cuda", ""),
+    (90, (meta(96, 4096), meta(136, 4096)), {"activation": "reglu"}, "torch", "68 elements"),
+    (90, (meta(96, 4096), meta(128, 4096), meta(256)[::2]), {}, "torch", "gaps"),
+    (90, (meta(96, 4096), meta(128, 4096), None, meta(96, 256)[:, ::2]), {}, "torch", "'residual'"),
+    (90, (meta(96, 64, dtype=torch.float32), meta(128, 64, dtype=torch.float32)), {}, "torch", "float32"),
+    (80, (meta(96, 4096), meta(128, 4096)), {}, "torch", "sm_80"),
+    (80, (meta(96, 512), meta(128, 512)), {}, "triton", "sm_80"),
+    (90, (meta(0, 512), meta(128, 512)), {}, "torch", None),
+])  # fmt: skip
 def test_which_implementation_is_taken(sm, call, named, taken, why):
     """``why``: what Hopper's main loop says against the call."""
     with compiling_for(sm, lambda *kernel: None):

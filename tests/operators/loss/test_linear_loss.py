@@ -35,18 +35,15 @@ def of_pytorch(x, weight, target, bias=None, factor=1.0, **options):
     return loss, torch.autograd.grad((loss * factor).sum(), leaves)
 
 
-@pytest.mark.parametrize(
-    ("t", "v", "size", "rows"),
-    [
-        (8192, 128256, 2, 4096),  # 1002 MiB
-        (8192, 32000, 2, 8192),
-        (4096, 256000, 2, 2048),
-        (9000, 128256, 2, 3072),  # equal chunks rather than two full ones and a rest
-        (100, 128256, 4, 100),
-        (1000, 2**24, 4, 128),  # never less than a tile of a product
-        (0, 100, 4, 1),
-    ],
-)
+@pytest.mark.parametrize(("t", "v", "size", "rows"), [
+    (8192, 128256, 2, 4096),  # 1002 MiB
+    (8192, 32000, 2, 8192),
+    (4096, 256000, 2, 2048),
+    (9000, 128256, 2, 3072),  # equal chunks rather than two full ones and a rest
+    (100, 128256, 4, 100),
+    (1000, 2**24, 4, 128),  # never less than a tile of a product
+    (0, 100, 4, 1),
+])  # fmt: skip
 def test_the_plan_bounds_the_logits_in_memory(t, v, size, rows):
     assert linear_chunks.chunk_rows(t, v, size) == rows
     assert rows * v * size <= linear_chunks.CHUNK_BYTES or rows == linear_chunks.WHOLE

@@ -80,16 +80,13 @@ def test_probabilities_with_a_z_loss_and_a_cap():
     torch.testing.assert_close(ops.cross_entropy(logits, target.double(), z_loss=0.1, soft_cap=5.0), wanted)
 
 
-@pytest.mark.parametrize(
-    ("target", "options", "words"),
-    [
-        (torch.zeros(2, 4), {}, r"shapes \(2, 7, 3\) and \(2, 4\); expected \[M, V\] and \[M\], or \[N, C, d1, …\]"),
-        (torch.zeros(2, dtype=torch.long), {}, r"shapes \(2, 7, 3\) and \(2,\)"),
-        (torch.zeros(2, 7, 3), {"ignore_index": 0}, "'ignore_index' is 0 and 'target' holds probabilities"),
-        (torch.full((2, 3), 7), {"check_labels": True}, r"'target' has 7 at \(0, 0\)"),
-        (torch.zeros(2, 3, dtype=torch.long), {"weight": torch.ones(3)}, "'weight' has shape .* one for each class"),
-    ],
-)
+@pytest.mark.parametrize(("target", "options", "words"), [
+    (torch.zeros(2, 4), {}, r"shapes \(2, 7, 3\) and \(2, 4\); expected \[M, V\] and \[M\], or \[N, C, d1, …\]"),
+    (torch.zeros(2, dtype=torch.long), {}, r"shapes \(2, 7, 3\) and \(2,\)"),
+    (torch.zeros(2, 7, 3), {"ignore_index": 0}, "'ignore_index' is 0 and 'target' holds probabilities"),
+    (torch.full((2, 3), 7), {"check_labels": True}, r"'target' has 7 at \(0, 0\)"),
+    (torch.zeros(2, 3, dtype=torch.long), {"weight": torch.ones(3)}, "'weight' has shape .* one for each class"),
+])  # fmt: skip
 def test_what_does_not_fit_is_named(target, options, words):
     options = {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
     for function in (ops.cross_entropy, ops.cross_entropy_with_gradient):

@@ -196,14 +196,11 @@ def expression(format: str, m: int, group: int = 0, zero: bool = False, config: 
         return weight_only_hopper.WeightOnlyPlan(x, weight, None).launch.expression
 
 
-@pytest.mark.parametrize(
-    ("format", "group", "m", "most"),
-    [
-        *(("int4", 128, m, most) for m, most in ((1, 2.1), (16, 2.2), (64, 2.8))),
-        *(("int8", 0, m, 2.7) for m in (1, 64)),
-        *(("fp8", 0, m, 3.2) for m in (1, 64)),
-    ],
-)
+@pytest.mark.parametrize(("format", "group", "m", "most"), [
+    *(("int4", 128, m, most) for m, most in ((1, 2.1), (16, 2.2), (64, 2.8))),
+    *(("int8", 0, m, 2.7) for m in (1, 64)),
+    *(("fp8", 0, m, 3.2) for m in (1, 64)),
+])  # fmt: skip
 def test_instructions_a_weight_are_those_that_the_readme_counts(format, group, m, most):
     """A warpgroup's unit is 64 rows of 256 bytes: 128 or 256 weights a lane."""
     config = {"DOWN": 2, "ALONG": 1, "BLOCKS": 2, "LINES": 2, "STAGES": 2}

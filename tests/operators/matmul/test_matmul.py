@@ -63,15 +63,12 @@ class Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    "of_a, of_b, forward, backward",
-    [
-        ((3, 4, 8), (8, 5), ["weft::matmul"], ["weft::matmul"] * 2),
-        ((2, 3, 4, 8), (2, 1, 8, 5), ["weft::matmul"], ["weft::matmul"] * 2),
-        ((3, 4, 8), (3, 8, 5), ["weft::matmul"], ["weft::matmul"] * 2),
-        ((4, 8), (3, 8, 5), ["weft::matmul"], ["weft::matmul"] * 2 + ["aten::sum"]),
-    ],
-)
+@pytest.mark.parametrize("of_a, of_b, forward, backward", [
+    ((3, 4, 8), (8, 5), ["weft::matmul"], ["weft::matmul"] * 2),
+    ((2, 3, 4, 8), (2, 1, 8, 5), ["weft::matmul"], ["weft::matmul"] * 2),
+    ((3, 4, 8), (3, 8, 5), ["weft::matmul"], ["weft::matmul"] * 2),
+    ((4, 8), (3, 8, 5), ["weft::matmul"], ["weft::matmul"] * 2 + ["aten::sum"]),
+])  # fmt: skip
 def test_a_sum_over_rows_of_a_batch_is_part_of_the_gradients_product(of_a, of_b, forward, backward):
     a, b = random(*of_a).requires_grad_(), random(*of_b, seed=1).requires_grad_()
     with Calls() as calls:
@@ -150,22 +147,19 @@ def test_more_batch_dimensions_than_levels_are_declined_by_the_kernel_and_taken_
     torch.testing.assert_close(ops.batched_matmul(a, b), a @ b)
 
 
-@pytest.mark.parametrize(
-    "a, b, implementation, words",
-    [
-        (meta(512, 4096), meta(4096, 512), "cuda", "TMA"),
-        (meta(64, 129), meta(129, 64), "torch", "cuBLAS"),
-        (meta(32, 1024, 128), meta(32, 1024, 128).mT, "torch", "cuBLAS"),
-        (meta(32, 2048, 2048), meta(32, 2048, 128), "torch", "cuBLAS"),
-        (meta(16, 512, 4096), meta(4096, 4096), "torch", "cuBLAS"),
-        (meta(4096, 64, 64), meta(4096, 64, 64), "triton", "small matrices"),
-        (meta(64, 64, 8, 8), meta(64, 64, 8, 64), "triton", "small matrices"),
-        (meta(4096, 64, 64), meta(64, 64), "torch", "cuBLAS"),
-        (meta(4, 2048, 8, 128).transpose(1, 2), meta(4, 8, 128, 2048), "torch", "cuBLAS"),
-        (meta(8, 256, 256, dtype=torch.float32), meta(8, 256, 256, dtype=torch.float32), "torch", "cuBLAS"),
-        (meta(0, 256, 256), meta(0, 256, 256), "torch", "empty"),
-    ],
-)
+@pytest.mark.parametrize("a, b, implementation, words", [
+    (meta(512, 4096), meta(4096, 512), "cuda", "TMA"),
+    (meta(64, 129), meta(129, 64), "torch", "cuBLAS"),
+    (meta(32, 1024, 128), meta(32, 1024, 128).mT, "torch", "cuBLAS"),
+    (meta(32, 2048, 2048), meta(32, 2048, 128), "torch", "cuBLAS"),
+    (meta(16, 512, 4096), meta(4096, 4096), "torch", "cuBLAS"),
+    (meta(4096, 64, 64), meta(4096, 64, 64), "triton", "small matrices"),
+    (meta(64, 64, 8, 8), meta(64, 64, 8, 64), "triton", "small matrices"),
+    (meta(4096, 64, 64), meta(64, 64), "torch", "cuBLAS"),
+    (meta(4, 2048, 8, 128).transpose(1, 2), meta(4, 8, 128, 2048), "torch", "cuBLAS"),
+    (meta(8, 256, 256, dtype=torch.float32), meta(8, 256, 256, dtype=torch.float32), "torch", "cuBLAS"),
+    (meta(0, 256, 256), meta(0, 256, 256), "torch", "empty"),
+])  # fmt: skip
 def test_a_call_takes_the_kernel_that_is_for_it(a, b, implementation, words):
     with compiling_for(90, lambda *compiled: None):
         for name in ("batched_matmul", "matmul"):

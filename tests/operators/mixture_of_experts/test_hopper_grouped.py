@@ -217,15 +217,12 @@ def test_tiles_fit_shared_memory_and_the_kernel(rows, n, k, gated):
                 assert max(of.box) <= 256 and of.box[0] * 2 == 128
 
 
-@pytest.mark.parametrize(
-    "x, w, words",
-    [
-        ((64, 64, FP32), (2, 64, 64, FP32), "16-bit"),
-        ((64, 60, BF16), (2, 64, 60, BF16), "16 bytes"),
-        ((64, 64, BF16), (2, 60, 64, BF16), "16 bytes"),
-        ((64, 0, BF16), (2, 64, 0, BF16), "no terms"),
-    ],
-)
+@pytest.mark.parametrize("x, w, words", [
+    ((64, 64, FP32), (2, 64, 64, FP32), "16-bit"),
+    ((64, 60, BF16), (2, 64, 60, BF16), "16 bytes"),
+    ((64, 64, BF16), (2, 60, 64, BF16), "16 bytes"),
+    ((64, 0, BF16), (2, 64, 0, BF16), "no terms"),
+])  # fmt: skip
 def test_what_it_does_not_take_is_declined_in_words(x, w, words):
     x, w = (torch.empty(t[:-1], dtype=t[-1]) for t in (x, w))
     assert words in dispatch.rows_unsupported(x, w, False)

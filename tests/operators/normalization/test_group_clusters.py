@@ -259,25 +259,22 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("direction", "dtype", "sm", "elements", "kernel"),
-    [
-        *(("forward", dtype, 90, 2048, "triton") for dtype in (FP16, BF16, FP32)),
-        *(("forward", dtype, 90, 10240, "cuda") for dtype in (FP16, BF16, FP32)),
-        *(
-            ("forward", dtype, 90, 40960, kernel)
-            for dtype, kernel in ((FP16, "cuda"), (BF16, "cuda"), (FP32, "triton"))
-        ),
-        *(("forward", dtype, 90, 65536, "cuda") for dtype in (FP16, BF16, FP32)),
-        ("forward", BF16, 80, 65536, "triton"),
-        ("backward", BF16, 90, 8192, "cuda"),
-        ("backward", FP16, 90, 122880, "cuda"),
-        ("backward", BF16, 90, 262144, "triton"),  # not measured
-        ("backward", BF16, 80, 40960, "triton"),
-        ("backward", FP32, 90, 40960, "cuda"),
-        ("backward", FP32, 90, 65536, "triton"),  # slower
-    ],
-)
+@pytest.mark.parametrize(("direction", "dtype", "sm", "elements", "kernel"), [
+    *(("forward", dtype, 90, 2048, "triton") for dtype in (FP16, BF16, FP32)),
+    *(("forward", dtype, 90, 10240, "cuda") for dtype in (FP16, BF16, FP32)),
+    *(
+        ("forward", dtype, 90, 40960, kernel)
+        for dtype, kernel in ((FP16, "cuda"), (BF16, "cuda"), (FP32, "triton"))
+    ),
+    *(("forward", dtype, 90, 65536, "cuda") for dtype in (FP16, BF16, FP32)),
+    ("forward", BF16, 80, 65536, "triton"),
+    ("backward", BF16, 90, 8192, "cuda"),
+    ("backward", FP16, 90, 122880, "cuda"),
+    ("backward", BF16, 90, 262144, "triton"),  # not measured
+    ("backward", BF16, 80, 40960, "triton"),
+    ("backward", FP32, 90, 40960, "cuda"),
+    ("backward", FP32, 90, 65536, "triton"),  # slower
+])  # fmt: skip
 def test_the_tables_take_clusters_where_they_were_faster(direction, dtype, sm, elements, kernel):
     with compiling_for(sm, lambda *kernel: None):
         x = torch.empty(2, 4 * elements // 2048, 2048, dtype=dtype, device="meta")

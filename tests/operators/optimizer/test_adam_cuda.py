@@ -295,17 +295,14 @@ def drawn(operator, text: str, dtype: str, device: str = "cpu") -> dict:
     return operator.inputs(operator.parse(text, dtype), torch.Generator().manual_seed(0), device)
 
 
-@pytest.mark.parametrize(
-    ("operator", "text", "changed", "reason"),
-    [
-        (adamw, "T=2,P=600,states=fp32", {}, "several dtypes"),
-        (adamw, "T=2,P=600", {"grads": [torch.ones(600), torch.ones(600)]}, "several dtypes"),
-        (adamw, "T=2,P=600,amsgrad=True", {}, "^AMSGrad$"),
-        (adamw_8bit, "T=2,P=600", {"seed": 3}, "stochastically"),
-        (adamw_8bit, "T=2,P=600", {"grads": [torch.ones(600).bfloat16(), torch.ones(600).half()]}, "several dtypes"),
-        (adamw_8bit, "T=2,P=600", {"params": [torch.ones(600, 2, dtype=torch.bfloat16)[:, 0]] * 2}, "gaps"),
-    ],
-)
+@pytest.mark.parametrize(("operator", "text", "changed", "reason"), [
+    (adamw, "T=2,P=600,states=fp32", {}, "several dtypes"),
+    (adamw, "T=2,P=600", {"grads": [torch.ones(600), torch.ones(600)]}, "several dtypes"),
+    (adamw, "T=2,P=600,amsgrad=True", {}, "^AMSGrad$"),
+    (adamw_8bit, "T=2,P=600", {"seed": 3}, "stochastically"),
+    (adamw_8bit, "T=2,P=600", {"grads": [torch.ones(600).bfloat16(), torch.ones(600).half()]}, "several dtypes"),
+    (adamw_8bit, "T=2,P=600", {"params": [torch.ones(600, 2, dtype=torch.bfloat16)[:, 0]] * 2}, "gaps"),
+])  # fmt: skip
 def test_what_it_cannot_take_is_declined(operator, text, changed, reason):
     with pytest.raises(Declined, match=reason), compiling_for(90, lambda *kernel: None):
         operator.find("cuda").function(**{**drawn(operator, text, "bf16"), **changed})

@@ -269,20 +269,17 @@ def test_operations_are_those_of_the_readme():
         assert iteration.flops(form, 3 * m, m, 5) == iteration.flops(form, m, 3 * m, 5)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "options", "want"),
-    [
-        ((64, 64), torch.bfloat16, {}, "triton"),
-        ((64, 96), torch.bfloat16, {}, "triton-gram"),
-        ((256, 64), torch.bfloat16, {}, "triton-gram"),
-        ((64, 256), torch.float32, {}, "triton"),
-        ((64, 256), torch.float32, {"dtype": torch.bfloat16}, "triton-gram"),
-        ((64, 256), torch.bfloat16, {"coefficients": (1.5, -0.5, 0.0)}, "triton"),
-        ((64, 256), torch.bfloat16, {"form": "symmetric"}, "triton"),
-        ((64, 64), torch.float32, {"form": "gram"}, "triton-gram"),
-        ((64, 0), torch.float32, {}, "torch"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "dtype", "options", "want"), [
+    ((64, 64), torch.bfloat16, {}, "triton"),
+    ((64, 96), torch.bfloat16, {}, "triton-gram"),
+    ((256, 64), torch.bfloat16, {}, "triton-gram"),
+    ((64, 256), torch.float32, {}, "triton"),
+    ((64, 256), torch.float32, {"dtype": torch.bfloat16}, "triton-gram"),
+    ((64, 256), torch.bfloat16, {"coefficients": (1.5, -0.5, 0.0)}, "triton"),
+    ((64, 256), torch.bfloat16, {"form": "symmetric"}, "triton"),
+    ((64, 64), torch.float32, {"form": "gram"}, "triton-gram"),
+    ((64, 0), torch.float32, {}, "torch"),
+])  # fmt: skip
 def test_the_form_is_chosen_by_operations(shape, dtype, options, want):
     x = torch.zeros(shape, dtype=dtype, device=DEVICE)
     assert ops.explain("newton_schulz", x, **options).implementation == want

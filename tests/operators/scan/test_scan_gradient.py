@@ -324,19 +324,16 @@ def test_what_parts_carry_is_finite_where_factors_overflow():
     assert carry.tolist() == [0.0, 0.0, 0.0, 5.0]
 
 
-@pytest.mark.parametrize(
-    ("shape", "dim", "kernel"),
-    [
-        ((64, 2**14), -1, "cuda"),
-        ((64, 2**13), -1, "triton"),  # few elements
-        ((2**7, 2**13 + 1), -1, "triton"),  # rows that do not begin on 16 bytes
-        ((1, 2**31), -1, "triton"),  # a row of which no cluster holds a part
-        ((2**10, 2**10), 0, "cuda"),
-        ((2**10, 2**9), 0, "triton"),
-        ((2**10, 2**10 + 1), 0, "triton"),
-        ((8, 2**17), 0, "triton"),  # few rows
-    ],
-)
+@pytest.mark.parametrize(("shape", "dim", "kernel"), [
+    ((64, 2**14), -1, "cuda"),
+    ((64, 2**13), -1, "triton"),  # few elements
+    ((2**7, 2**13 + 1), -1, "triton"),  # rows that do not begin on 16 bytes
+    ((1, 2**31), -1, "triton"),  # a row of which no cluster holds a part
+    ((2**10, 2**10), 0, "cuda"),
+    ((2**10, 2**9), 0, "triton"),
+    ((2**10, 2**10 + 1), 0, "triton"),
+    ((8, 2**17), 0, "triton"),  # few rows
+])  # fmt: skip
 def test_the_public_functions_take_them_for_many_elements(monkeypatch, shape, dim, kernel):
     monkeypatch.setattr(dispatch, "INTERPRETING", False)
     x = torch.empty(*shape, dtype=BF16, device="meta")

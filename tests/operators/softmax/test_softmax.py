@@ -51,17 +51,14 @@ def test_plans_take_what_clusters_hold(sm):
                 assert strides == [n, n, n + 8, n]
 
 
-@pytest.mark.parametrize(
-    ("n", "dtype", "dy", "reason"),
-    [
-        (4098, torch.float32, None, "16 bytes"),
-        (4096, torch.float32, lambda: rows(4097)[:, :4096], "16 bytes"),
-        (4096, torch.float32, lambda: rows(1).expand(3, 4096), "columns 0 elements apart"),
-        (4096, torch.float32, lambda: rows(4096, torch.float16), "dtype"),
-        (SHORTEST // 2, torch.float16, None, "below"),
-        (LONGEST * 2, torch.float16, None, "holds"),
-    ],
-)
+@pytest.mark.parametrize(("n", "dtype", "dy", "reason"), [
+    (4098, torch.float32, None, "16 bytes"),
+    (4096, torch.float32, lambda: rows(4097)[:, :4096], "16 bytes"),
+    (4096, torch.float32, lambda: rows(1).expand(3, 4096), "columns 0 elements apart"),
+    (4096, torch.float32, lambda: rows(4096, torch.float16), "dtype"),
+    (SHORTEST // 2, torch.float16, None, "below"),
+    (LONGEST * 2, torch.float16, None, "holds"),
+])  # fmt: skip
 def test_what_clusters_do_not_take_goes_to_triton(n, dtype, dy, reason):
     with compiling_for(90, lambda *kernel: None):
         y = rows(n, dtype)
