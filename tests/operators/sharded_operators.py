@@ -1,7 +1,4 @@
-"""Every public function on DTensors of two processes: PyTorch's placement rules, or a refusal that names the argument.
-
-TRITON_INTERPRET=1 python sharded_operators.py MEETING    # a file that does not exist
-"""
+"""Every public function on DTensors of two processes: PyTorch's placement rules, or a refusal that names the argument."""
 
 import os
 import sys

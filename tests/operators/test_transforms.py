@@ -84,17 +84,11 @@ def test_a_batch_of_gradients_gives_those_of_each(op):
 
 def test_a_batch_is_found_in_a_thread_that_does_not_know_of_it():
     """As that in which a GPU's gradients are computed."""
-    torch._C._vmapmode_increment_nesting()
-    try:
-        batch, found = torch._add_batch_dim(torch.arange(6.0).view(2, 3), 0, 1), []
-        thread = threading.Thread(
-            target=lambda: found.extend(_one_by_one(lambda ctx, g: (2 * g, None), None, (batch,)))
-        )
-        thread.start()
-        thread.join()
-        assert found[1] is None and torch._remove_batch_dim(found[0], 1, 2, 0).tolist() == [[0, 2, 4], [6, 8, 10]]
-    finally:
-        torch._C._vmapmode_decrement_nesting()
+    batch, found = torch._add_batch_dim(torch.arange(6.0).view(2, 3), 0, 1), []
+    thread = threading.Thread(target=lambda: found.extend(_one_by_one(lambda _, g: (2 * g, None), None, (batch,))))
+    thread.start()
+    thread.join()
+    assert found[1] is None and torch._remove_batch_dim(found[0], 1, 2, 0).tolist() == [[0, 2, 4], [6, 8, 10]]
 
 
 def test_dtensors_are_taken_or_refused_by_name(tmp_path):
