@@ -83,7 +83,7 @@ def test_probabilities_with_a_z_loss_and_a_cap():
 @pytest.mark.parametrize(("target", "options", "words"), [
     (torch.zeros(2, 4), {}, r"shapes \(2, 7, 3\) and \(2, 4\); expected \[M, V\] and \[M\], or \[N, C, d1, …\]"),
     (torch.zeros(2, dtype=torch.long), {}, r"shapes \(2, 7, 3\) and \(2,\)"),
-    (torch.zeros(2, 7, 3), {"ignore_index": 0}, "'ignore_index' is 0 and 'target' holds probabilities"),
+    (torch.zeros(2, 7, 3), {"ignore_index": 0}, "'ignore_index' is 0; expected labels in 'target', which holds probabilities"),
     (torch.full((2, 3), 7), {"check_labels": True}, r"'target' has 7 at \(0, 0\)"),
     (torch.zeros(2, 3, dtype=torch.long), {"weight": torch.ones(3)}, "'weight' has shape .* one for each class"),
 ])  # fmt: skip
