@@ -44,9 +44,9 @@ class LinearCall(Call):
         keep: bool = False, precision: str | None = None,
     ):  # fmt: skip
         self.x, self.weight, self.keep, self.precision = x, weight, keep, precision
-        self.device = x.device  # also of the call of copies, which are on none
         self.bias, self.residual = bias if biased else None, residual if added else None
         check(self.name, x, weight, self.bias, self.residual, activation)
+        self.device = x.device  # also of the call of copies, which are on none
         self.activation = activations.of(activation)
         self.m, self.k = math.prod(x.shape[:-1]), x.shape[-1]
 
