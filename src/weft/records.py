@@ -22,7 +22,7 @@ from typing import Any
 SCHEMA = 1
 RUNS = "runs"  # the file of runs
 CEILING = "ceiling"  # the operator of a ceiling's measurement
-RANDOM = "random time"  # the metric of points that nobody chose, of which the newest run is kept
+RANDOM = "random time"  # the metric of random points, of which the newest run is kept
 SHARED = ("time", "commit", "gpu", "device", "machine", "versions")  # fields that the measurements of a run share
 
 

@@ -164,7 +164,7 @@ def bench(
         bool, typer.Option("--host", help="instead: what a call on a small input costs on the host")
     ] = False,
     random: Annotated[
-        int, typer.Option("--random", min=0, help="instead: public functions at so many shapes that nobody chose")
+        int, typer.Option("--random", min=0, help="instead: public functions at so many random points")
     ] = 0,
     seed: Annotated[str, typer.Option(help="of --random; else the first 8 hexadecimal digits of the commit")] = "",
     budget: Annotated[

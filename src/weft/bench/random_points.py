@@ -1,4 +1,4 @@
-"""``weft bench --random``: public functions at shapes that nobody chose, against the best peer.
+"""``weft bench --random``: public functions at random shapes, dtypes and layouts, against the best peer.
 
 Every operator has the same weight. Its options are those of one of its bench workloads; its sizes are drawn:
 

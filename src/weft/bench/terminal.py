@@ -159,7 +159,7 @@ def print_random(out: Console, measured: Sequence[Measurement]) -> None:
     if not measured:
         out.print("nothing was measured: no point had a peer that ran")
         return
-    table = _table("Points that nobody chose: public functions against the best peer")
+    table = _table("Random points: public functions against the best peer")
     table.add_column("family")
     for column in ("points", "within 3 %", "geometric\nmean", "median", "least", "host µs"):
         table.add_column(column, justify="right")

@@ -55,7 +55,7 @@ def _index(machines: list[list[Measurement]], families: dict[str, str]) -> str:
         if rates := [m for m in of if is_ceiling(m)]:
             parts += [f"### What the {gpu} gives\n", ceilings_table(rates), ""]
         if points := [m for m in of if m.metric == RANDOM and m.operator in families]:
-            parts += [f"### Points that nobody chose, on the {gpu}\n", random_table(points), ""]
+            parts += [f"### Random points on the {gpu}\n", random_table(points), ""]
         if host := [m for m in of if m.metric == "host time" and m.operator in families]:
             parts += [f"### What a call costs on the host of the {gpu}\n", host_table(host), ""]
     return "\n".join(parts)

@@ -64,7 +64,7 @@ def test_the_table_pads_large_products(size, implementation, words):
 @pytest.mark.parametrize("given", ["", "bias", "bias, residual"])
 @pytest.mark.parametrize("size", [(70, 20, 40), (72, 24, 41), (66, 13, 19)])
 def test_a_linear_layer_of_copies(size, given, activation, monkeypatch):
-    """Of which the main loop is played by the reference: it sees rows that TMA takes, and no element that it should not."""
+    """The reference stands in for the main loop: it sees rows that TMA takes, and no element that it should not."""
     (m, n, k), halves = size, 2 if activation == "swiglu" else 1
     x, weight = torch.randn(m, k).half(), torch.randn(n * halves, k).half()
     bias = torch.randn(n * halves).half() if "bias" in given else None
