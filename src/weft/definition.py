@@ -125,7 +125,8 @@ class Tolerance:
         multiple: of the error that PyTorch itself makes.
         ulps: floor of the maximum, in units of last place (machine epsilon) of the output's dtype: half the number of
             roundings. The root mean square's floor is half of it (of n elements 1 + 1/√n times as much).
-        of_operands: the ulps are of the operands' dtype, to which parts of a wider result (logits of 16 bits) are rounded.
+        eps: the epsilon that ``ulps`` counts, of a workload, where it is larger than the result's: of operands or parts of the
+            result (logits of 16 bits) that are rounded to fewer bits.
         terms: how many terms of a workload are summed one after the other in fp32. Such a sum of n random terms errs by
             0.2·√n ulp in the root mean square, so 1.4·√n fp32 epsilons (7 standard deviations: results may
             have 2²⁸ elements) are added to the floor.
@@ -142,7 +143,7 @@ class Tolerance:
 
     multiple: float = 2.0
     ulps: float = 1.0
-    of_operands: bool = False
+    eps: Callable[[Workload], float] | None = None
     terms: Callable[[Workload], int] | None = None
     scale: str | Callable[..., Any] = "row"
     exact: bool = False

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.bench.errors import Verdict, judge
-from weft.definition import Declined, Operator, Workload, torch_dtype
+from weft.definition import Declined, Operator, Workload
 
 Results = list[Tensor]
 
@@ -180,5 +180,5 @@ class Baseline:
         in_torch = self.torch
         if tolerance.ranks:
             got, in_torch = ([tolerance.ranks(self.workload, t) for t in of] for of in (got, in_torch))
-        eps = torch.finfo(torch_dtype(self.workload.dtype)).eps if tolerance.of_operands else 0.0
+        eps = tolerance.eps(self.workload) if tolerance.eps else 0.0
         return judge(got, self.want, in_torch, tolerance, self.scales, self.nonfinite, terms, eps)

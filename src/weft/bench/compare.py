@@ -67,7 +67,11 @@ class Bench:
         if not present:
             return []
         g = torch.Generator(self.device).manual_seed(1)
-        drawn = [op.inputs(w, g, self.device) for _ in range(self.sets)]
+        try:
+            drawn = [op.inputs(w, g, self.device) for _ in range(self.sets)]
+        except ValueError as error:
+            self.say(f"{op.name} {w} {w.dtype}: {error}")
+            return []
         gradients: list[Any] = [None] * self.sets
         if direction == "backward":
             with torch.no_grad():

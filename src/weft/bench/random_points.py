@@ -72,21 +72,21 @@ def point_of(op: Operator, dtype: str, g: random.Random) -> Workload:
     """
     templates = [w for w in op.workloads["bench"] if w.dtype in ("", dtype)] or list(op.workloads["bench"])
     refused = ""
-    for tried in range(2 * TRIES):  # then without the template's options, of which one may fix the sizes
-        try:
-            template = g.choice(templates)
-            template = template if tried < TRIES else dataclasses.replace(template, options={})
-            w = drawn(op, template, dtype, g)
-            op.inputs(w, None, "meta")
-        except (ValueError, RuntimeError, IndexError) as error:  # sizes that do not go together
-            refused = str(error)
-            continue
-        return w
-    raise ValueError(f"{op.name} takes none of {2 * TRIES} random workloads: {refused}")
+    for step, bare in ((1, False), (128, False), (1, True)):  # a format of blocks; options of which one may fix the sizes
+        for _ in range(TRIES):
+            try:
+                template = g.choice(templates)
+                w = drawn(op, dataclasses.replace(template, options={}) if bare else template, dtype, g, step)
+                op.inputs(w, None, "meta")
+            except (ValueError, RuntimeError, IndexError) as error:  # sizes that do not go together
+                refused = str(error)
+                continue
+            return w
+    raise ValueError(f"{op.name} takes none of {3 * TRIES} random workloads: {refused}")
 
 
-def drawn(op: Operator, template: Workload, dtype: str, g: random.Random) -> Workload:
-    """A workload with the template's options and random sizes and layout."""
+def drawn(op: Operator, template: Workload, dtype: str, g: random.Random, step: int) -> Workload:
+    """A workload with the template's options and random sizes and layout; sizes are multiples of ``step``."""
     options = {name: value for name, value in template.options.items() if name not in ("rows", "layout")}
     views = [v for v in VIEWS if v in op.options.get("layout", ())]
     if views and g.random() < 0.25:
@@ -98,38 +98,42 @@ def drawn(op: Operator, template: Workload, dtype: str, g: random.Random) -> Wor
         return Workload(axes, dtype, options | more)
 
     names = set(template.axes)
-    even = g.random() < 0.5
+    step = max(step, 8 if g.random() < 0.5 else 1)
     if {"M", "N", "K"} <= names:
-        axes = dict(template.axes) | {axis: log_uniform(g, *SIZES, even) for axis in "MNK"}
-        return fitted(op, lambda first: sized(axes | first), "B" if "B" in axes else "M", axes)
-    width = log_uniform(g, *WIDTHS, even)
+        axes = dict(template.axes) | {axis: log_uniform(g, *SIZES, step) for axis in "MNK"}
+        return fitted(op, lambda first: sized(axes | first), "B" if "B" in axes else "M", axes, 1 if "B" in axes else step)
+    width = log_uniform(g, *WIDTHS, step)
     if names == {"M", "N"}:
         axes = {"M": 2**30, "N": width}
         return fitted(op, lambda first: sized(axes | first), "M", axes)
     if names == {"N"} and "rows" in op.options:
         return fitted(op, lambda rows: sized({"N": rows["N"] * width}, rows=rows["N"]), "N", {"N": 2**30 // width})
-    axes = {a: n if n <= 256 else log_uniform(g, max(n // 8, 1), n, even) for a, n in template.axes.items()}
+    axes = {a: n if n <= 256 else log_uniform(g, max(n // 8, 1), n, step) for a, n in template.axes.items()}
     first = max(axes, key=lambda a: axes[a])
-    return fitted(op, lambda changed: sized(axes | changed), first, axes)
+    return fitted(op, lambda changed: sized(axes | changed), first, axes, step)
 
 
-def log_uniform(g: random.Random, least: int, most: int, even: bool) -> int:
-    """A size; a multiple of 8 with ``even``, where that is within the range."""
+def log_uniform(g: random.Random, least: int, most: int, step: int) -> int:
+    """A size that ``step`` divides, where such a one is within the range."""
     n = round(math.exp(g.uniform(math.log(least), math.log(most))))
-    return max(n // 8 * 8, min(8, most)) if even else n
+    return max(n // step * step, min(step, most))
 
 
-def fitted(op: Operator, make: Callable[[dict[str, int]], Workload], axis: str, axes: dict[str, int]) -> Workload:
-    """The workload whose ``axis`` is as large as the bytes and operations of a point allow, at most what ``axes`` has."""
-    low, high = 1, axes[axis]
+def fitted(
+    op: Operator, make: Callable[[dict[str, int]], Workload], axis: str, axes: dict[str, int], step: int = 1
+) -> Workload:
+    """The workload whose ``axis``, a multiple of ``step``, is as large as the bytes and operations of a point allow, at most
+    what ``axes`` has."""
+    step = min(step, axes[axis])
+    low, high = 1, axes[axis] // step
     while low < high:
         middle = (low + high + 1) // 2
-        cost = op.cost(make({axis: middle}), "forward")
+        cost = op.cost(make({axis: middle * step}), "forward")
         if cost.bytes_moved <= BYTES and cost.flops <= FLOPS:
             low = middle
         else:
             high = middle - 1
-    return make({axis: low})
+    return make({axis: low * step})
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def relu(x, PRECISE: tl.constexpr):
 @triton.jit
 def bytes_at(bits_ptr, row, N, BLOCK: tl.constexpr):
     """The addresses of the bits of this program's columns, and which of these bytes exist."""
-    width = ((N - 1) // 8 + 1).to(tl.int64)
+    width = (N - 1) // 8 + 1
     byte = (tl.program_id(0) % ((N - 1) // BLOCK + 1)).to(tl.int64) * (BLOCK // 8) + tl.arange(0, BLOCK // 8)
     return bits_ptr + row * width + byte, byte < width
 

@@ -49,7 +49,7 @@ linear_cross_entropy_with_gradient = Operator(
     reference=both(linear.reference),
     cost=cost,
     options=linear.OPTIONS,
-    tolerance=Tolerance(scale="row", ulps=2.0, of_operands=True, terms=lambda w: max(w.axes.values())),
+    tolerance=Tolerance(scale="row", ulps=2.0, eps=linear.epsilon, terms=lambda w: max(w.axes.values())),
     workloads=linear.few_workloads(),
     mutants=[
         *mutants.usual(_present),

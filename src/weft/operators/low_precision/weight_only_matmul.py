@@ -49,6 +49,8 @@ def _weight(w: Workload, g: Any, device: str, n: int, k: int) -> QuantizedWeight
     if device != "meta":
         return quantize_weight(random_tensor(g, (n, k), w.dtype, device), format, group, zero_points=zero_points)
     words = torch.empty((n, -(-k // quantized_weight.block(format)) * 64), dtype=torch.int32, device=device)
+    if group and k % group:
+        raise ValueError(f"weight_only_matmul: K={k} in groups of {group}; expected a multiple of the group")
     if not group:
         return QuantizedWeight(words, torch.empty(n, dtype=torch.float32, device=device), None, format, 0, k)
     scale = torch.empty((k // group, n), dtype=torch_dtype(w.dtype), device=device).t()

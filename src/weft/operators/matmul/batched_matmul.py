@@ -14,7 +14,7 @@ from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, guarded
 from weft.operators.matmul import dispatch
 from weft.operators.matmul.dispatch import OF_QUACK, PRECISIONS, by_triton, cublas, quack
-from weft.operators.matmul.reference import GRADIENTS, OPTIONS, SUMS, cost, inputs, reference
+from weft.operators.matmul.reference import GRADIENTS, OPTIONS, SUMS, cost, inputs, reference, rounding
 from weft.operators.random_inputs import LAYOUTS
 
 
@@ -70,8 +70,8 @@ batched_matmul = Operator(
     options={**OPTIONS, "memory": (*LAYOUTS, "heads"), "broadcast": ("none", "a", "b", "both")},
     differentiable=("a", "b"),
     tolerance={
-        "forward": Tolerance(scale="tensor", terms=lambda w: max(w["M"], w["N"], w["K"])),
-        "backward": Tolerance(scale="tensor", terms=terms),
+        "forward": Tolerance(scale="tensor", eps=rounding, terms=lambda w: max(w["M"], w["N"], w["K"])),
+        "backward": Tolerance(scale="tensor", eps=rounding, terms=terms),
     },
     workloads={
         "verify": [

@@ -15,7 +15,7 @@ from weft.operators.call import Choice, cast_for_products, guarded
 from weft.operators.hopper.gemm import ON_HOPPER
 from weft.operators.hopper.padded import NOTHING
 from weft.operators.matmul import dispatch
-from weft.operators.matmul.reference import GRADIENTS, OPTIONS, SUMS, cost, inputs, reference
+from weft.operators.matmul.reference import GRADIENTS, OPTIONS, SUMS, cost, inputs, reference, rounding
 
 # (N, K) of a layer's products: queries, keys and values; attention's output; gate and up; down. 8 B, then 70 B.
 LLAMA = (
@@ -44,7 +44,7 @@ matmul = Operator(
     cost=cost,
     options=OPTIONS,
     differentiable=("a", "b"),
-    tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values())),
+    tolerance=Tolerance(scale="tensor", eps=rounding, terms=lambda w: max(w.axes.values())),
     # of odd sizes
     workspace=lambda w: 2 * sum((x + 8) * (y + 8) for x, y in itertools.combinations(w.axes.values(), 2)),
     workloads={

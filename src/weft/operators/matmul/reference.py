@@ -61,6 +61,11 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     }
 
 
+def rounding(w: Workload) -> float:
+    """Of both operands to tf32 (10 bits), whether or not cuBLAS takes such a kernel for a product that small."""
+    return 2.0**-9 if w.dtype == "fp32" and w.option("precision") == "tf32" else 0.0
+
+
 def cost(w: Workload, direction: str) -> Cost:
     """A broadcast operand is read, and its gradient written, once."""
     m, n, k, size, count = w["M"], w["N"], w["K"], w.bytes_per_element, w.axes.get("B", 1)

@@ -74,8 +74,9 @@ def define(norm: Any, eps: float, **sets: list[Workload]) -> dict[str, Any]:
         x, residual = arguments["x"], arguments.get("residual")
         h = x if residual is None else x + residual
         size = x.abs() if residual is None else x.abs() + residual.abs()
-        if centered:
-            size = size + h.mean(-1, keepdim=True).abs()
+        if centered:  # a sum is rounded at the size of its parts: of n random terms √n times one, of which the mean is 1/n
+            typical = h.square().mean(-1, keepdim=True).sqrt() / max(h.shape[-1], 1) ** 0.5
+            size = size + h.mean(-1, keepdim=True).abs() + typical
             h = h - h.mean(-1, keepdim=True)
         return h, torch.rsqrt(h.square().mean(-1, keepdim=True) + arguments["eps"]), size
 

@@ -120,6 +120,8 @@ def bsr_triton(matrix: BSR, b: Tensor) -> Tensor:
 def blocks_of(w: Workload) -> tuple[int, int, int]:
     """Block rows, block columns and stored blocks of a workload."""
     block = w.option("block", 16)
+    if w["M"] % block or w["N"] % block:
+        raise ValueError(f"bsr_matmul: M={w['M']},N={w['N']} in blocks of {block}; expected multiples of the block")
     rows, columns = w["M"] // block, w["N"] // block
     return rows, columns, rows * w["R"] if columns else 0
 
