@@ -100,6 +100,8 @@ def prune_triton(x: Tensor) -> Tensor:
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x [M, K]; ``levels=few``: of five values, so that ties abound."""
+    if w["K"] % 4:
+        raise ValueError(f"prune_2_4: K is {w['K']}; expected a multiple of 4")
     x = drawn(w, g, device, w["M"], w["K"])
     if w.option("levels") == "few" and device != "meta":
         x.copy_(x.clamp(-2, 2).round())

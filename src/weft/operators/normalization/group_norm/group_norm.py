@@ -47,6 +47,8 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     b, c, s, height = w["B"], w["C"], w["S"], w.option("height", 0)
     if height and s % height:
         raise ValueError(f"workload '{w}' of '{NAME}': height is {height}; expected a divisor of S")
+    if c % w["G"]:
+        raise ValueError(f"workload '{w}' of '{NAME}': C is {c}; expected a multiple of G")
     shape = (b, c) if w.option("flat", False) and s == 1 else (b, c, height, s // height) if height else (b, c, s)
     x = drawn(w, g, device, *shape)
     if w.option("offset", 0):
