@@ -315,6 +315,14 @@ def test_tables_of_graphs_outlast_those_of_other_calls(monkeypatch):
     torch.testing.assert_close(sets[:2, 0, 0, 0], sets.new_tensor([-1.0, -0.5]))
 
 
+def test_gradients_are_checked_beside_a_table_of_the_call_before():
+    params, grads, momenta, squares = torch.zeros(4, 3, 2, 5, device=DEVICE)
+    steps = [torch.zeros((), device=DEVICE) for _ in params]
+    with pytest.raises(ValueError, match=r"grads\[1\]"):
+        for last in (grads[1], grads[1].mT):
+            ops.adam(list(params), [grads[0], last, grads[2]], list(momenta), list(squares), steps)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{}, {"max_norm": 1.0}, {"skip_nonfinite": True, "zero_grads": True}])
 def test_a_captured_step_is_replayed(options):

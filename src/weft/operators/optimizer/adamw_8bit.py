@@ -202,7 +202,8 @@ def check(a: Arguments) -> None:
 
 step = dispatch.register(
     adamw_8bit, ADAM, ("exp_avg_codes", "exp_avg_sq_codes"), ("lr", "eps", "weight_decay"),
-    scales=("exp_avg_scales", "exp_avg_sq_scales"), kernels=("triton", "cuda"), check=check, decoupled_weight_decay=True,
+    scales=("exp_avg_scales", "exp_avg_sq_scales"), kernels=("triton", "cuda"), check_tensors=check,
+    decoupled_weight_decay=True,
 )  # fmt: skip
 
 

@@ -3,8 +3,9 @@
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import eq
 from typing import Any
 
 import torch
@@ -117,37 +118,67 @@ class Arguments:
         ]
         return self.rule, entries, grads
 
-    def key(self) -> Any:
-        """All that a table depends on: the memory of weights and states, and the layout of gradients."""
-        params, grads, *states = self.lists.values()
-        held = [t for ts in (params, *states, self.steps or ()) for t in ts]
-        memory = tuple((t.data_ptr(), t.dtype, t.shape, t.stride()) for t in held)
-        layouts = tuple((g.dtype, g.stride()) for g in grads)
-        scales = tuple(s.data_ptr() for ss in self.scales.values() for s in ss)
-        constants = tuple(self.options.get(name) for name in ("seed", "block_size", "state_format"))
-        return self.rule, self.rule.variant(self.options), params[0].device, memory, layouts, scales, constants
+    # What a table and the checks of tensors depend on. Of many small tensors this is most of a step: loops are those of
+    # ``map``, and no object stays that the garbage collector would look at.
 
-    def launch(self, kernel: str = "") -> bool:
-        """Makes the step with a kernel of this name, else with the one that :data:`STEP` chooses; the table of pointers is
-        cached for the next call with the same memory. Returns False where the step is PyTorch's."""
+    def key(self) -> Any:
+        """The memory of weights and states, and constants; None where no table is cached, and for what are no lists."""
+        try:
+            params, grads, *states = self.lists.values()
+            if not params or compile_request() is not None or traced(*params):
+                return None
+            held = params, *states, self.steps or (), *self.scales.values()
+            memory = tuple(tuple(map(Tensor.data_ptr, ts)) for ts in held)
+            constants = tuple(self.options.get(name) for name in ("seed", "block_size", "state_format"))
+            key = self.rule, self.rule.variant(self.options), constants, memory, len(grads)
+            hash(key)
+        except (TypeError, RuntimeError):
+            return None
+        return key
+
+    def forms(self) -> Iterator[Iterator[Any]]:
+        """Dtypes, shapes and strides."""
+        _, grads, *_ = self.lists.values()
+        yield map(DEVICE, grads)  # its memory may be elsewhere at every step
+        for tensors in (*self.lists.values(), self.steps or (), *self.scales.values()):
+            yield from (map(form, tensors) for form in FORM)
+
+    def cached(self, key: Any) -> Table | None:
+        """The table of an earlier step whose arguments differ in the gradients' memory and numbers alone."""
+        table = TABLES.get(key)
+        if table is None:
+            return None
+        try:
+            alike = all(all(map(eq, now, then)) for now, then in zip(self.forms(), table.forms, strict=True))
+        except (TypeError, RuntimeError):  # a gradient that is no dense tensor
+            return None
+        return table if alike else None
+
+    def launch(self, kernel: str = "", check: Callable[["Arguments"], None] = lambda a: None) -> bool:
+        """Makes the step with a kernel of this name, else with the one that :data:`STEP` chooses. The table of pointers is
+        cached, and tensors are checked when it is made. Returns False where the step is PyTorch's."""
+        found = self.key()
+        key = (kernel, found)
+        table = None if found is None else self.cached(key)
+        if table is None:
+            check(self)
         params, grads, *states = self.lists.values()
         if not params and kernel:
             return True
-        cached = bool(params) and compile_request() is None and not traced(*params)
-        key = (kernel, self.key()) if cached else None
-        table = TABLES.get(key)
         if table is None:
             table = STEP.kernel(kernel).build(*self.step()) if kernel else STEP.build(*self.step())
             if table is None:
                 return False
             if kernel and (reason := table.not_alone()):  # what is measured by a kernel's name is that kernel alone
                 raise Declined(reason)
-            if cached:
+            if found is not None:
                 if len(TABLES) >= 64:
                     for old in [k for k, t in TABLES.items() if not t.captured]:  # graphs read the others
                         del TABLES[old]
-                TABLES[key] = table
-        table.addresses[:] = [g.data_ptr() for g in grads]
+                if key in TABLES:  # of other forms; a graph may read it
+                    TABLES[object()] = TABLES.pop(key)
+                TABLES[key], table.forms = table, [tuple(form) for form in self.forms()]
+        table.addresses[:] = list(map(Tensor.data_ptr, grads))
         table.set_group(0, self.options, -1.0 if self.maximize else 1.0)
         # autograd must know what the kernel writes: a tensor may have been saved for a gradient
         written = params, *states, self.steps or (), *self.scales.values()
@@ -157,12 +188,15 @@ class Arguments:
 
 
 TABLES: dict[Any, Table] = {}
+FORM = *(getattr(Tensor, name).__get__ for name in ("dtype", "shape")), Tensor.stride
+DEVICE = Tensor.device.__get__  # type: ignore[attr-defined]
 
 
 def register(
     operator: Operator, rule: Rule, states: Sequence[str], numbers: Sequence[str], *, optional: str = "",
     scales: Sequence[str] = (), kernels: Sequence[str] = ("triton",),
-    check: Callable[[Arguments], None] = lambda a: None, **options: Any,
+    check: Callable[[Arguments], None] = lambda a: None, check_tensors: Callable[[Arguments], None] = lambda a: None,
+    **options: Any,
 ) -> Callable[..., None]:  # fmt: skip
     """Adds the operator's kernels and its choice. Returns its step, by the chosen kernel or the reference, of arguments in the
     reference's order.
@@ -172,7 +206,8 @@ def register(
         optional: which of them may be None: then the rule has none of this name.
         numbers: arguments that are numbers of 0 or more.
         scales: arguments that are lists of scales of 8-bit states.
-        check: raises TypeError or ValueError for what else may be wrong.
+        check: raises TypeError or ValueError for numbers that may be wrong besides.
+        check_tensors: the same for lists, and for what ``Arguments.key`` has of the options.
         options: of the rule, the same in all calls.
     """
 
@@ -185,10 +220,13 @@ def register(
 
     def checked(**given: Any) -> Arguments:
         made = arguments(**given)
-        check_lists(operator.name, {n: ts for n, ts in made.lists.items() if not n.endswith("codes")}, made.steps)
         check_options(operator.name, made, *numbers)
         check(made)
         return made
+
+    def check_all(made: Arguments) -> None:
+        check_lists(operator.name, {n: ts for n, ts in made.lists.items() if not n.endswith("codes")}, made.steps)
+        check_tensors(made)
 
     def by_kernel(kernel: str, **given: Any) -> None:
         arguments(**given).launch(kernel)
@@ -203,12 +241,14 @@ def register(
         assert operator.public is not None  # it is defined below in the operator's module
         given = inspect.signature(operator.public).bind(*args, **named)
         given.apply_defaults()
-        return STEP.choose(*checked(**given.arguments).step())
+        made = checked(**given.arguments)
+        check_all(made)
+        return STEP.choose(*made.step())
 
     names = tuple(inspect.signature(operator.reference).parameters)
 
     def step(*given: Any) -> None:
-        if not checked(**dict(zip(names, given, strict=True))).launch():
+        if not checked(**dict(zip(names, given, strict=True))).launch(check=check_all):
             operator.reference(*given)
 
     return step

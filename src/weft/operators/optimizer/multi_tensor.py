@@ -186,6 +186,7 @@ class Table:
         self.maps: dict[tuple[int, bytes], Tensor] = {}
         self.plans: dict[Any, Any] = {}
         self.pinned = [self._pin() for _ in range(CAPTURES)]
+        self.forms: list[tuple[Any, ...]] = []  # those of the tensors that it was made for, where it is cached
         self.captured: list[Tensor] = []  # what captured graphs read, kept alive as long as the table
 
     def not_alone(self) -> str:
