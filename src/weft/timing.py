@@ -115,7 +115,7 @@ class Timer:
         before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         if self.cold:
             self._flush()
-        torch.cuda._sleep(int(2000 * min(max(2 * expected_host_us, 20.0), 5000.0)))  # cycles: about 2 GHz
+        torch.cuda._sleep(int(2000 * min(max(2 * expected_host_us, 20.0), 50_000.0)))  # cycles: about 2 GHz
         before.record()
         start = time.perf_counter()
         call()
