@@ -189,7 +189,7 @@ class Arguments:
 
 TABLES: dict[Any, Table] = {}
 FORM = *(getattr(Tensor, name).__get__ for name in ("dtype", "shape")), Tensor.stride
-DEVICE = Tensor.device.__get__  # type: ignore[attr-defined]
+DEVICE = Tensor.device.__get__
 
 
 def register(
