@@ -1,6 +1,7 @@
 """Dequantisation in CUDA C++ on the CPU emulator; what it compiles to and declines."""
 
 import dataclasses
+import math
 import re
 
 import pytest
@@ -29,6 +30,8 @@ class Case:
     shape: tuple[int, ...]
     group: int = 128
     apart: int = 0
+    kernel: str = "cuda"
+    begin: int = 0  # bytes beyond 16 bytes that values begin at
 
 
 CASES = {
@@ -44,6 +47,14 @@ CASES = {
     "columns, rows apart": Case("fp8_e4m3", BF16, "column", (11, 72), apart=16),
     "columns of int4, fp32": Case("int4", FP32, "column", (9, 20)),
     "columns of int8": Case("int8", BF16, "column", (4, 24)),
+    "one scale, odd rows apart": Case("fp8_e4m3", BF16, "tensor", (9, 43), apart=3, kernel="cuda-unaligned"),
+    "odd rows": Case("fp8_e4m3", FP16, "row", (13, 61), kernel="cuda-unaligned", begin=1),
+    "rows shorter than a vector": Case("int8", BF16, "row", (50, 3), kernel="cuda-unaligned", begin=2),
+    "groups of 7, fp32": Case("int8", FP32, "group", (7, 95), 7, kernel="cuda-unaligned", begin=3),
+    "groups of int4, even rows apart": Case("int4", BF16, "group", (9, 106), 6, apart=1, kernel="cuda-unaligned"),
+    "groups of int4, fp32, anywhere": Case("int4", FP32, "group", (9, 106), 32, kernel="cuda-unaligned", begin=1),
+    "odd blocks of a batch": Case("fp8_e5m2", BF16, "block", (2, 131, 141), kernel="cuda-unaligned", begin=1),
+    "odd columns": Case("fp8_e4m3", BF16, "column", (11, 73), kernel="cuda-unaligned"),
 }
 
 MISTAKES = {
@@ -65,35 +76,45 @@ MISTAKES = {
     "the next vector's scale": ("groups, fp32", "Quotient(of_row).of(vector) : 0", "Quotient(of_row).of(vector + 1) : 0"),
     "a quotient too large": ("groups, fp32", "u32(u64(2 * x) * factor", "u32(u64(2 * x + 2) * factor"),
     "rows without gaps": ("rows apart, fp32", "row * v_row + i64(column) * BYTES, codes[e]", "i64(vector) * BYTES, codes[e]"),
-    "groups of the row before": ("groups of int4, the last shorter", "line * s_row + group", "group"),
-    "the first matrix's blocks": ("blocks of a batch", "m * (u32(matrix + 127) / 128) +", ""),
+    "groups of the row before": ("groups of int4, the last shorter", "= scale[line * s_row + group]", "= scale[group]"),
+    "the first matrix's blocks": ("blocks of a batch", "m * ((matrix + 127) / 128) +", ""),
     "the last vector for the one before": ("one scale", "u32(vectors) - 1, first", "u32(vectors) - 2, first"),
     "past the last vector": ("one scale", "if (vector <= last) write", "write"),
     "past the last row": ("columns of int4, fp32", "if (first + e < rows) write", "write"),
     "a row left out": ("columns, rows apart", "i64(group) * EACH;", "i64(group) * (EACH + 1);"),
+    "words without a shift": ("odd rows", "shift = u32(u64(p) & 3) * 8", "shift = 0"),
+    "the last word left out": ("odd rows", "if (shift) load_codes", "if (false) load_codes"),
+    "rows apart as if dense": ("one scale, odd rows apart", "(dense || column + V <= width)", "true"),
+    "a piece's scale for the vector": ("groups of 7, fp32", "if (k >= i && k < end) f[k]", "if (k >= i) f[k]"),
+    "groups that go on in the next row": ("groups of 7, fp32", "min(width, (group + 1) * u32", "((group + 1) * u32"),
+    "the row before": ("rows shorter than a vector", "== width) column = 0, row++;", "== width) column = 0;"),
+    "the row's first columns again": ("odd columns", "if (++column == width) column = 0;", "++column;"),
+    "no last elements": ("odd rows", "if (there < V && i < there)", "if (false)"),
     "the same row again": ("columns, rows apart", "min(first + e, rows - 1)", "min(first, rows - 1)"),
 }  # fmt: skip
 
 
-def vectors_plan(*call):
+def vectors_plan(*call, kernel: str = "cuda"):
     """The launch, for an architecture that has the kernel."""
     with compiling_for(90, lambda *kernel: None):
-        return dispatch.DEQUANTIZE.kernel("cuda").of(call[:2], *call[2:])[0]
+        return dispatch.DEQUANTIZE.kernel(kernel).of(call[:2], *call[2:])[0]
 
 
 class Tensors(Launched):
     """Values that are any codes of the format, their scales, and a plan for blocks of 64 threads."""
 
     cpp = """
-const Any v{job.buffers[0]}, s{job.buffers[1]}, out{static_cast<char *>(job.buffers[4]) + job.scales[0]};
+const Any v{static_cast<char *>(job.buffers[0]) + job.scales[1]}, s{job.buffers[1]};
+const Any out{static_cast<char *>(job.buffers[4]) + job.scales[0]};
 job.run([&] { KERNEL(v, s, out, SCALARS); });
 """
 
     def planned(self, case: Case, g: torch.Generator, patch) -> CudaPlan:
         *rows, n = case.shape
         stored = n // FORMATS[case.format].per_byte
-        codes = torch.randint(256, (*rows, stored + case.apart), generator=g, dtype=torch.uint8)
-        self.values = codes[..., :stored]
+        row = stored + case.apart
+        codes = torch.randint(256, (math.prod(rows) * row + case.begin,), generator=g, dtype=torch.uint8)
+        self.values = codes[case.begin :].view(*rows, row)[..., :stored]
         scale = torch.randn(scale_shape(case.shape, case.granularity, case.group), generator=g).abs() + 0.01
         if scale.numel() > 3:
             scale.view(-1)[1:4] = torch.tensor([2.0**-126, 3e38, 2.0**-20 / 3])  # results that are denormal or infinite
@@ -101,11 +122,11 @@ job.run([&] { KERNEL(v, s, out, SCALARS); });
         as_format = self.values.view(FORMATS[case.format].dtype)
         self.want = reference(as_format, scale, case.granularity, group_size=case.group, columns=n, dtype=case.dtype)
         patch.setattr(dispatch, "THREADS", 64)
-        return vectors_plan(as_format, scale, case.granularity, case.group, n, case.dtype)
+        return vectors_plan(as_format, scale, case.granularity, case.group, n, case.dtype, kernel=case.kernel)
 
     def job(self) -> bytes:
         buffers = {0: self.values, 1: self.scale, 4: framed(self.want.nbytes)}
-        return job(self.plan, self.seed, buffers, scales=(FRAME,))
+        return job(self.plan, self.seed, buffers, scales=(FRAME, self.case.begin))
 
     def what_is_wrong(self, found: bytes) -> str:
         if not frame_is_whole(found):

@@ -44,7 +44,9 @@ def launch(plans: Plans, values: Tensor, scale: float | Tensor, granularity: str
     return out
 
 
-by_triton, by_cuda = (functools.partial(launch, DEQUANTIZE.kernel(name)) for name in ("triton", "cuda"))
+by_triton, by_cuda, by_cuda_unaligned = (
+    functools.partial(launch, DEQUANTIZE.kernel(name)) for name in ("triton", "cuda", "cuda-unaligned")
+)
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
@@ -129,6 +131,7 @@ dequantize = Operator(
 
 dequantize.implementation("triton", arch=">=sm_80")(by_triton)
 dequantize.implementation("cuda", arch=">=sm_90")(by_cuda)
+dequantize.implementation("cuda-unaligned", arch=">=sm_90")(by_cuda_unaligned)
 peers.register(dequantize, reference)
 
 

@@ -396,6 +396,31 @@ def no_vectors(c: DequantizeCall) -> str:
     return ""
 
 
+def no_unaligned(c: DequantizeCall) -> str:
+    """Why the kernel for rows of any length does not take a call (an empty string when it does)."""
+    if c.found is None:
+        return NO_ROWS
+    m, stored, _, v_col = c.found
+    if v_col != 1 and stored > 1:
+        return "values that are not dense along rows"
+    if c.n % c.scheme.of.per_byte:
+        return f"rows of {c.n} elements, two to a byte"
+    return f"{m * c.n} elements; the kernel counts them in 32 bits" if m * c.n > MOST else ""
+
+
+def unaligned_plan(c: DequantizeCall) -> Dequantize:
+    (m, _, v_row, _), n, scheme = c.rows, c.n, c.scheme
+    vector = 16 // c.dtype.itemsize
+    each = min(8, 32 * scheme.of.per_byte // vector)
+    by = {"tensor": "TENSOR", "column": "COLUMNS", "block": "BLOCKS"}.get(scheme.granularity, "GROUPS")
+    length = min({"group": scheme.group_size, "block": BLOCK}.get(scheme.granularity, n), n)
+    matrix = c.x.shape[-2] if scheme.granularity == "block" else 1
+    kernel = f"dequantize_unaligned<{CTYPES[c.dtype]}, {NAMES[scheme.format]}, {by}, {THREADS}, {each}>"
+    rows = n, quotient(n), length, quotient(length), matrix, quotient(matrix), -(-n // length), v_row
+    grid = -(-m * n // (THREADS * each * vector)), 1
+    return CudaPlan(VECTORS, kernel, grid, THREADS, _scalars(m * n, *rows)), c.shape
+
+
 def vectors_plan(c: DequantizeCall) -> Dequantize:
     (m, _, v_row, _), n, out, scheme = c.rows, c.n, CTYPES[c.dtype], c.scheme
     vector, name = 16 // c.dtype.itemsize, NAMES[scheme.format]
@@ -446,5 +471,7 @@ DEQUANTIZE = Dispatch(
     Route("torch", lambda c: not c.found, NO_ROWS),
     Route("cuda", lambda c: c.sm == 90 and c.dtype != torch.float32 and c.scheme.format in PACKED,
           "packed conversions: one pass over memory", vectors_plan, no_vectors, sm=90),
+    Route("cuda-unaligned", lambda c: c.sm == 90 and bool(no_vectors(c)),
+          "rows or views that no vector fits: shifted loads of values, whole stores", unaligned_plan, no_unaligned, sm=90),
     Route("triton", lambda c: True, "one pass over memory", inverse_plan, no_rows),
 )  # fmt: skip

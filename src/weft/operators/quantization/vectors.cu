@@ -99,7 +99,13 @@ __device__ __forceinline__ void write(T *out, const u32 *codes, const float (&sc
 
 // ---- kernels: out [M, N] dense, of `vectors` vectors, `per_row` a row; of_* are quotients by what they count vectors or rows of --
 
-enum Scales { TENSOR, LINES, GROUPS, BLOCKS };
+enum Scales { TENSOR, LINES, GROUPS, BLOCKS, COLUMNS };
+
+// Of the scales of blocks, those of a row: 128 rows of a matrix share a line.
+__device__ __forceinline__ u32 line_of_blocks(u32 row, u32 matrix, i64 of_matrix) {
+  const u32 m = Quotient(of_matrix).of(row);
+  return m * ((matrix + 127) / 128) + (row - m * matrix) / 128;
+}
 
 // Values lie in rows, v_row bytes apart. TENSOR, LINES: without a gap; one scale, or one for each line of vectors (of_row).
 // GROUPS: a row has s_row scales, one for so many vectors (of_group). BLOCKS: so do 128 rows of a matrix of `matrix` rows.
@@ -119,11 +125,7 @@ __global__ void __launch_bounds__(THREADS)
       scales[e][0] = scale[BY == LINES ? Quotient(of_row).of(vector) : 0];
     } else {
       const u32 row = Quotient(of_row).of(vector), column = vector - row * u32(per_row), group = Quotient(of_group).of(column);
-      u32 line = row;
-      if constexpr (BY == BLOCKS) {
-        const u32 m = Quotient(of_matrix).of(row);
-        line = m * (u32(matrix + 127) / 128) + (row - m * u32(matrix)) / 128;
-      }
+      const u32 line = BY == BLOCKS ? line_of_blocks(row, u32(matrix), of_matrix) : row;
       load_codes<BYTES>(values + row * v_row + i64(column) * BYTES, codes[e]);
       scales[e][0] = scale[line * s_row + group];
     }
@@ -152,4 +154,85 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (int e = 0; e < EACH; e++)
     if (first + e < rows) write<T, FORMAT, V>(out + ((first + e) * per_row + column) * V, codes[e], scales);
+}
+
+// ---- rows of any length, values that begin anywhere ----------------------------------------------------------------------------
+
+// BYTES codes from any byte on, in words that are on four bytes; `shift`: bits to move them by, once they are there.
+template <int BYTES> __device__ __forceinline__ void load_words(const unsigned char *p, u32 *words, u32 &shift) {
+  if constexpr (BYTES == 2) {
+    words[0] = p[0] | p[1] << 8, words[1] = shift = 0;
+  } else {
+    const unsigned char *const from = p - (u64(p) & 3);
+    shift = u32(u64(p) & 3) * 8;
+#pragma unroll
+    for (int i = 0; i < BYTES / 4; i++) load_codes<4>(from + 4 * i, words + i);
+    words[BYTES / 4] = 0;
+    if (shift) load_codes<4>(from + BYTES, words + BYTES / 4);
+  }
+}
+
+// out is written as one stretch of vectors. A vector may be of several rows and groups (of `length` columns), with a scale for each
+// of its pieces. of_row, of_group: quotients by n and `length`; of int4 both are even. Other arguments as above.
+template <typename T, typename FORMAT, int BY, int THREADS, int EACH>
+__global__ void __launch_bounds__(THREADS)
+    dequantize_unaligned(const unsigned char *values, const float *scale, T *out, i64 elements, i64 n, i64 of_row, i64 length,
+                         i64 of_group, i64 matrix, i64 of_matrix, i64 s_row, i64 v_row) {
+  constexpr int V = 16 / sizeof(T), PER_BYTE = FORMAT::PER_BYTE, BYTES = V / PER_BYTE;
+  const u32 width = u32(n), first = (blockIdx.x * (THREADS * EACH) + threadIdx.x) * V;
+  const bool dense = v_row * PER_BYTE == n;
+  u32 words[EACH][3], shifts[EACH];
+#pragma unroll
+  for (int e = 0; e < EACH; e++) {
+    const u32 at = first + e * (THREADS * V), row = Quotient(of_row).of(at), column = at - row * width;
+    if (at + V <= u32(elements) && (dense || column + V <= width)) {
+      load_words<BYTES>(values + row * v_row + column / PER_BYTE, words[e], shifts[e]);
+    } else {
+      words[e][0] = words[e][1] = words[e][2] = shifts[e] = 0;
+      u32 r = row, c = column;
+#pragma unroll
+      for (int i = 0; i < BYTES; i++) {
+        if (at + i * PER_BYTE < u32(elements)) words[e][i / 4] |= u32(values[r * v_row + c / PER_BYTE]) << i % 4 * 8;
+        if ((c += PER_BYTE) >= width) c = 0, r++;
+      }
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < EACH; e++) {
+    const u32 at = first + e * (THREADS * V);
+    if (at >= u32(elements)) return;
+    const u32 there = min(u32(elements) - at, u32(V)), *const w = words[e];
+    const u32 codes[2] = {u32((u64(w[1]) << 32 | w[0]) >> shifts[e]), u32((u64(w[2]) << 32 | w[1]) >> shifts[e])};
+    float f[V];
+    FORMAT::template decode<V>(codes, f);
+    u32 row = Quotient(of_row).of(at), column = at - row * width;
+    if constexpr (BY == TENSOR || BY == COLUMNS) {
+#pragma unroll
+      for (int i = 0; i < V; i++) {
+        f[i] *= scale[BY == COLUMNS ? column : 0];
+        if (++column == width) column = 0;
+      }
+    } else {
+      for (u32 i = 0, end; i < there; i = end) {
+        const u32 group = Quotient(of_group).of(column);
+        end = min(there, i + min(width, (group + 1) * u32(length)) - column);
+        const float s = scale[(BY == BLOCKS ? line_of_blocks(row, u32(matrix), of_matrix) : row) * s_row + group];
+#pragma unroll
+        for (u32 k = 0; k < V; k++)
+          if (k >= i && k < end) f[k] *= s;
+        if ((column += end - i) == width) column = 0, row++;
+      }
+    }
+    const Words<T, V> packed = pack<T, V>(f);
+    if (there == V) store<T, V>(out + at, packed);
+#pragma unroll
+    for (u32 i = 0; i < V; i++) {
+      if (there < V && i < there) {
+        if constexpr (sizeof(T) == 4)
+          reinterpret_cast<u32 *>(out)[at + i] = packed.word[i];
+        else
+          reinterpret_cast<unsigned short *>(out)[at + i] = (unsigned short)(packed.word[i / 2] >> i % 2 * 16);
+      }
+    }
+  }
 }
