@@ -52,7 +52,8 @@ def test_relu_finds_its_bits_whatever_the_strides_of_the_gradient(shape, made, s
     (4100, (0, 1, 0, 1), torch.float16, True),
     (1001, (1008, 1, 1016, 1), torch.float16, True),
     (1001, (1003, 1, 1000, 1), torch.float16, False),  # rows begin anywhere
-    (1001, (1000, 2, 1000, 1), torch.float16, False),
+    (1001, (2002, 2, 1008, 1), torch.float16, True),  # only what is contiguous has vectors
+    (1001, (2002, 2, 2002, 2), torch.float16, False),
 ])  # fmt: skip
 def test_rows_that_begin_at_whole_vectors_and_end_within_one_have_a_tail(n, strides, dtype, tail):
     assert dispatch.has_tail(torch.empty(1, dtype=dtype), n, strides) == tail

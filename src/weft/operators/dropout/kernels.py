@@ -10,7 +10,7 @@ from torch import Tensor
 from weft.operators.configs import Configurations, bucket, grid_of
 from weft.operators.dropout.philox import GROUP, dropped
 from weft.operators.elementwise.dispatch import LARGE, SMALL, has_tail, like
-from weft.operators.elementwise.kernels import place, read, write
+from weft.operators.elementwise.kernels import place, read, whole, write
 from weft.operators.launch import Plan
 from weft.operators.layout import rows_of, views
 
@@ -36,12 +36,19 @@ def drop(
     if ORDER == "any":
         row = col // N
         col = tl.where(row < M, col % N, N)  # beyond the end: masked
-    x = read(x_ptr, row, col, x_row, x_col, N, TAIL)
     if SEED_IN_MEMORY:
         seed = tl.load(seed_ptr)
     part = start.to(tl.uint64) // PER + tl.arange(0, BLOCK // PER)
-    x = dropped(x, part, seed, offset, last, PER)
-    write(out_ptr, row, col, out_row, out_col, N, x * scale, TAIL)
+    if TAIL:
+        if whole(N, BLOCK):
+            x = dropped(read(x_ptr, row, col, x_row, x_col, col < N, False), part, seed, offset, last, PER)
+            write(out_ptr, row, col, out_row, out_col, col < N, x * scale, False)
+        else:
+            x = dropped(read(x_ptr, row, col, x_row, x_col, col < N), part, seed, offset, last, PER)
+            write(out_ptr, row, col, out_row, out_col, col < N, x * scale)
+    else:
+        x = dropped(read(x_ptr, row, col, x_row, x_col, col < N), part, seed, offset, last, PER)
+        write(out_ptr, row, col, out_row, out_col, col < N, x * scale)
 
 
 def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:

@@ -18,6 +18,7 @@ from weft.operators.layout import dense, overlapping, rows_of
 
 KERNELS = {1: map_one, 2: map_two, 3: map_three}  # by the number of inputs
 SMALL, LARGE = 2**20, 2**26  # elements between which configurations depend on the size
+SHORT = 2048  # columns up to which a program takes several rows
 
 
 candidates = tiles({"BLOCK": (512, 1024, 2048, 4096, 8192), "num_warps": (2, 4, 8, 16)}, 4, 64, of=("BLOCK",))
@@ -82,7 +83,7 @@ def like(x: Tensor) -> Tensor:
 
 
 def laid_out(*tensors: Tensor) -> tuple[int, int, tuple[int, ...]] | None:
-    """Tensors of one shape as rows: ``(rows, columns, two strides of each)``; dense ones in one order are one row. None where
+    """Tensors of one shape as rows: ``(rows, columns, two strides of each)``; one row where all tensors allow it. None where
     their strides do not collapse into rows."""
     first = tensors[0]
     if dense(first) and all(t.stride() == first.stride() for t in tensors):
@@ -90,23 +91,44 @@ def laid_out(*tensors: Tensor) -> tuple[int, int, tuple[int, ...]] | None:
     found = [rows_of(t) for t in tensors]
     if None in found:
         return None
-    return *found[0][:2], tuple(stride for view in found for stride in view[2:])  # type: ignore[index]
+    m, n = found[0][:2]  # type: ignore[index]
+    if all(row == n * col for _, _, row, col in found):  # type: ignore[misc]
+        return 1, m * n, tuple(stride for view in found for stride in (0, view[3]))  # type: ignore[index]
+    if all(row < col for _, _, row, col in found if row and col):  # type: ignore[misc]
+        return n, m, tuple(stride for view in found for stride in (view[3], view[2]))  # type: ignore[index]
+    return m, n, tuple(stride for view in found for stride in view[2:])  # type: ignore[index]
 
 
 def has_tail(x: Tensor, n: int, strides: tuple[int, ...]) -> bool:
     """Whether rows of n columns, with these two strides each, begin at whole vectors of 16 bytes and do not end so: a mask for
     their ends would have all of them read element by element."""
     vector = 16 // x.element_size()
-    return set(strides[1::2]) == {1} and n % vector != 0 and all(stride % vector == 0 for stride in strides[::2])
+    starts = [row % vector for row, col in zip(strides[::2], strides[1::2], strict=True) if col == 1]
+    return bool(starts) and not any(starts) and n % vector != 0
 
 
-def rows_plan(kernel: Any, x: Tensor, laid: tuple[Any, ...], inputs: int = 1, heavy: bool = False, **own: Any) -> Plan:
+def tile_of(m: int, n: int, strides: tuple[int, ...]) -> tuple[int, int]:
+    """TILE and BLOCK for rows that are short, or contiguous in one tensor and not in another; else zeros."""
+    if m > 1 and any(0 < row < col for row, col in zip(strides[::2], strides[1::2], strict=True)):
+        return 64, 64
+    if m == 1 or n > SHORT:
+        return 0, 0
+    padded = {block: triton.cdiv(n, block) * block for block in (1024, 512, 256, 128, 64, 32)}
+    block = next(b for b in padded if padded[b] <= max(1.125 * n, min(padded.values())))
+    return max(2048 // block, 1), block
+
+
+def rows_plan(
+    kernel: Any, x: Tensor, laid: tuple[Any, ...], inputs: int = 1, heavy: bool = False, tiled: bool = True, **own: Any
+) -> Plan:
     """The launch of a kernel over tensors like x, laid out as :func:`laid_out` says; a BLOCK is no longer than rows need."""
-    rows, n, strides = laid
+    m, n, strides = laid
     config = CONFIGURATIONS[inputs, heavy](x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
-    block = min(config["BLOCK"], bucket(n, 128))
-    own |= {"BLOCK": block, "TAIL": has_tail(x, n, strides)}
-    return Plan(kernel, (rows * triton.cdiv(n, block),), (n, *strides), own, config["num_warps"])
+    tile, block = tile_of(m, n, strides) if tiled else (0, 0)
+    block, warps = (block, 8) if tile else (min(config["BLOCK"], bucket(n, 128)), config["num_warps"])
+    grid = (triton.cdiv(m, max(tile, 1)) * triton.cdiv(n, block),)
+    own |= {"BLOCK": block, "TILE": tile, "TAIL": not tile and has_tail(x, n, strides)}
+    return Plan(kernel, grid, (m, n, *strides), own, warps)
 
 
 def map_plan(formula: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...], heavy: bool = False) -> Plan:
@@ -121,17 +143,17 @@ def bits_plan(c: Map) -> tuple[Plan, tuple[int, int], tuple[int, ...]]:
 
     Bits of a dense x lie in the order of its memory, as one row; dy is then read in that order."""
     rows, columns, strides = laid_out(*c.inputs, *c.outputs) or (0, 0, ())
-    launch = rows_plan(relu_with_bits, c.x, (rows, columns, strides))
+    launch = rows_plan(relu_with_bits, c.x, (rows, columns, strides), tiled=False)
     return launch, (rows, triton.cdiv(columns, 8)), like(c.x).stride()
 
 
 def relu_backward_plan(c: Gradient) -> Plan:
     """``(dy, bits, dx)``"""
     dx, dy = c.inputs
-    if c.rows == 1 and dy.stride() == dx.stride():
-        return rows_plan(relu_backward, dy, (1, dy.numel(), (0, 1) * 2))
+    if c.rows == 1:
+        return rows_plan(relu_backward, dy, laid_out(dy, dx) or ())
     (m, n, *dy_strides), (_, _, *dx_strides) = rows_of(dy) or (0, 0), rows_of(dx) or (0, 0)
-    return rows_plan(relu_backward, dy, (m, n, (*dy_strides, *dx_strides)))
+    return rows_plan(relu_backward, dy, (m, n, (*dy_strides, *dx_strides)), tiled=False)
 
 
 FORWARD = Dispatch(

@@ -2,6 +2,10 @@
 
 An operator gives its *formula*, a Triton function of fp32 values, which a kernel takes as a compile-time constant.
 Everything is computed in fp32 and rounded once.
+
+A program has BLOCK columns of one row (TILE = 0) or of TILE rows: where rows are short, or tensors contiguous along different
+dimensions. With TAIL the last program of a row has a branch of its own: a mask for its end would have all programs read
+element by element.
 """
 
 import triton
@@ -17,76 +21,138 @@ def place(N, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def placed(M, N, BLOCK: tl.constexpr, TILE: tl.constexpr):
+    """This program's rows and columns, which broadcast, and which of them exist."""
+    if TILE == 0:
+        row, col = place(N, BLOCK)
+        inside = col < N
+    else:
+        blocks = (N - 1) // BLOCK + 1
+        row = ((tl.program_id(0) // blocks).to(tl.int64) * TILE + tl.arange(0, TILE))[:, None]
+        col = ((tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK))[None, :]
+        inside = (row < M) & (col < N)
+    return row, col, inside
+
+
+@triton.jit
 def whole(N, BLOCK: tl.constexpr):
     """Whether all of this program's columns exist."""
     return tl.program_id(0) % ((N - 1) // BLOCK + 1) < N // BLOCK
 
 
 @triton.jit
-def read(ptr, row, col, row_stride, col_stride, N, TAIL: tl.constexpr):
-    """With TAIL, programs whose columns all exist read without a mask, by vectors; the last of a row by elements."""
+def read(ptr, row, col, row_stride, col_stride, inside, MASKED: tl.constexpr = True):
     at = ptr + row * row_stride + col * col_stride
-    if TAIL:
-        if whole(N, col.shape[0]):
-            x = tl.load(at, eviction_policy="evict_last")
-        else:
-            x = tl.load(at, mask=col < N, other=0, eviction_policy="evict_last")
+    if MASKED:
+        x = tl.load(at, mask=inside, other=0, eviction_policy="evict_last")  # the hint: docs/notes/softmax.md
     else:
-        x = tl.load(at, mask=col < N, eviction_policy="evict_last")  # the hint: docs/notes/softmax.md
+        x = tl.load(at, eviction_policy="evict_last")
     return x.to(tl.float32)
 
 
 @triton.jit
-def write(ptr, row, col, row_stride, col_stride, N, value, TAIL: tl.constexpr):
+def write(ptr, row, col, row_stride, col_stride, inside, value, MASKED: tl.constexpr = True):
     at, value = ptr + row * row_stride + col * col_stride, value.to(ptr.dtype.element_ty)
-    if TAIL:
-        if whole(N, col.shape[0]):
-            tl.store(at, value)
-        else:
-            tl.store(at, value, mask=col < N)
+    if MASKED:
+        tl.store(at, value, mask=inside)
     else:
-        tl.store(at, value, mask=col < N)
+        tl.store(at, value)
 
 
 @triton.jit
 def map_one(
-    a_ptr, out_ptr, N, a_row, a_col, out_row, out_col,
-    F: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
+    a_ptr, out_ptr, M, N, a_row, a_col, out_row, out_col,
+    F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """out = F(a, PRECISE); PRECISE says that the result keeps all of fp32."""
-    row, col = place(N, BLOCK)
+    if TAIL:
+        if whole(N, BLOCK):
+            mapped_one(a_ptr, out_ptr, M, N, a_row, a_col, out_row, out_col, F, BLOCK, TILE, False)
+        else:
+            mapped_one(a_ptr, out_ptr, M, N, a_row, a_col, out_row, out_col, F, BLOCK, TILE, True)
+    else:
+        mapped_one(a_ptr, out_ptr, M, N, a_row, a_col, out_row, out_col, F, BLOCK, TILE, True)
+
+
+@triton.jit
+def mapped_one(
+    a_ptr, out_ptr, M, N, a_row, a_col, out_row, out_col,
+    F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    row, col, inside = placed(M, N, BLOCK, TILE)
     PRECISE: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
-    a = read(a_ptr, row, col, a_row, a_col, N, TAIL)
-    write(out_ptr, row, col, out_row, out_col, N, F(a, PRECISE), TAIL)
+    a = read(a_ptr, row, col, a_row, a_col, inside, MASKED)
+    write(out_ptr, row, col, out_row, out_col, inside, F(a, PRECISE), MASKED)
 
 
 @triton.jit
 def map_two(
-    a_ptr, b_ptr, out_ptr, N, a_row, a_col, b_row, b_col, out_row, out_col,
-    F: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
+    a_ptr, b_ptr, out_ptr, M, N, a_row, a_col, b_row, b_col, out_row, out_col,
+    F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """out = F(a, b, PRECISE)"""
-    row, col = place(N, BLOCK)
+    if TAIL:
+        if whole(N, BLOCK):
+            mapped_two(
+                a_ptr, b_ptr, out_ptr, M, N, a_row, a_col, b_row, b_col, out_row, out_col, F, BLOCK, TILE, False
+            )
+        else:
+            mapped_two(
+                a_ptr, b_ptr, out_ptr, M, N, a_row, a_col, b_row, b_col, out_row, out_col, F, BLOCK, TILE, True
+            )
+    else:
+        mapped_two(a_ptr, b_ptr, out_ptr, M, N, a_row, a_col, b_row, b_col, out_row, out_col, F, BLOCK, TILE, True)
+
+
+@triton.jit
+def mapped_two(
+    a_ptr, b_ptr, out_ptr, M, N, a_row, a_col, b_row, b_col, out_row, out_col,
+    F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    row, col, inside = placed(M, N, BLOCK, TILE)
     PRECISE: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
-    a = read(a_ptr, row, col, a_row, a_col, N, TAIL)
-    b = read(b_ptr, row, col, b_row, b_col, N, TAIL)
-    write(out_ptr, row, col, out_row, out_col, N, F(a, b, PRECISE), TAIL)
+    a = read(a_ptr, row, col, a_row, a_col, inside, MASKED)
+    b = read(b_ptr, row, col, b_row, b_col, inside, MASKED)
+    write(out_ptr, row, col, out_row, out_col, inside, F(a, b, PRECISE), MASKED)
 
 
 @triton.jit
 def map_three(
-    a_ptr, b_ptr, c_ptr, out_ptr, other_ptr, N, a_row, a_col, b_row, b_col, c_row, c_col, out_row, out_col,
-    other_row, other_col, F: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
+    a_ptr, b_ptr, c_ptr, out_ptr, other_ptr, M, N, a_row, a_col, b_row, b_col, c_row, c_col, out_row, out_col,
+    other_row, other_col, F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """out, other = F(a, b, c, PRECISE)"""
-    row, col = place(N, BLOCK)
+    if TAIL:
+        if whole(N, BLOCK):
+            mapped_three(
+                a_ptr, b_ptr, c_ptr, out_ptr, other_ptr, M, N, a_row, a_col, b_row, b_col, c_row, c_col, out_row, out_col,
+                other_row, other_col, F, BLOCK, TILE, False,
+            )  # fmt: skip
+        else:
+            mapped_three(
+                a_ptr, b_ptr, c_ptr, out_ptr, other_ptr, M, N, a_row, a_col, b_row, b_col, c_row, c_col, out_row, out_col,
+                other_row, other_col, F, BLOCK, TILE, True,
+            )  # fmt: skip
+    else:
+        mapped_three(
+            a_ptr, b_ptr, c_ptr, out_ptr, other_ptr, M, N, a_row, a_col, b_row, b_col, c_row, c_col, out_row, out_col,
+            other_row, other_col, F, BLOCK, TILE, True,
+        )  # fmt: skip
+
+
+@triton.jit
+def mapped_three(
+    a_ptr, b_ptr, c_ptr, out_ptr, other_ptr, M, N, a_row, a_col, b_row, b_col, c_row, c_col, out_row, out_col,
+    other_row, other_col, F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    row, col, inside = placed(M, N, BLOCK, TILE)
     PRECISE: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
-    a = read(a_ptr, row, col, a_row, a_col, N, TAIL)
-    b = read(b_ptr, row, col, b_row, b_col, N, TAIL)
-    c = read(c_ptr, row, col, c_row, c_col, N, TAIL)
+    a = read(a_ptr, row, col, a_row, a_col, inside, MASKED)
+    b = read(b_ptr, row, col, b_row, b_col, inside, MASKED)
+    c = read(c_ptr, row, col, c_row, c_col, inside, MASKED)
     out, other = F(a, b, c, PRECISE)
-    write(out_ptr, row, col, out_row, out_col, N, out, TAIL)
-    write(other_ptr, row, col, other_row, other_col, N, other, TAIL)
+    write(out_ptr, row, col, out_row, out_col, inside, out, MASKED)
+    write(other_ptr, row, col, other_row, other_col, inside, other, MASKED)
 
 
 # ---- relu: bits [rows, ceil(N / 8)] uint8, bit i of byte j is column 8 j + i -----------------------------------------
@@ -106,10 +172,20 @@ def bytes_at(bits_ptr, row, N, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def relu_with_bits(x_ptr, y_ptr, bits_ptr, N, x_row, x_col, y_row, y_col, BLOCK: tl.constexpr, TAIL: tl.constexpr):
+def relu_with_bits(
+    x_ptr, y_ptr, bits_ptr, M, N, x_row, x_col, y_row, y_col, BLOCK: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr
+):  # fmt: skip
     row, col = place(N, BLOCK)
-    x = read(x_ptr, row, col, x_row, x_col, N, TAIL)
-    write(y_ptr, row, col, y_row, y_col, N, relu(x, True), TAIL)
+    if TAIL:
+        if whole(N, BLOCK):
+            x = read(x_ptr, row, col, x_row, x_col, col < N, False)
+            write(y_ptr, row, col, y_row, y_col, col < N, relu(x, True), False)
+        else:
+            x = read(x_ptr, row, col, x_row, x_col, col < N)
+            write(y_ptr, row, col, y_row, y_col, col < N, relu(x, True))
+    else:
+        x = read(x_ptr, row, col, x_row, x_col, col < N)
+        write(y_ptr, row, col, y_row, y_col, col < N, relu(x, True))
     passes = tl.where(x <= 0, 0, 1)  # NaN passes
     packed = tl.sum(tl.reshape(passes, [BLOCK // 8, 8]) << tl.arange(0, 8)[None, :], axis=1)
     at, there = bytes_at(bits_ptr, row, N, BLOCK)
@@ -117,13 +193,35 @@ def relu_with_bits(x_ptr, y_ptr, bits_ptr, N, x_row, x_col, y_row, y_col, BLOCK:
 
 
 @triton.jit
-def relu_backward(dy_ptr, bits_ptr, dx_ptr, N, dy_row, dy_col, dx_row, dx_col, BLOCK: tl.constexpr, TAIL: tl.constexpr):
+def relu_backward(
+    dy_ptr, bits_ptr, dx_ptr, M, N, dy_row, dy_col, dx_row, dx_col,
+    BLOCK: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    if TAIL:
+        if whole(N, BLOCK):
+            relu_gradient(dy_ptr, bits_ptr, dx_ptr, N, dy_row, dy_col, dx_row, dx_col, BLOCK, False)
+        else:
+            relu_gradient(dy_ptr, bits_ptr, dx_ptr, N, dy_row, dy_col, dx_row, dx_col, BLOCK, True)
+    elif TILE:  # bits lie as dx does, which is dense
+        row, col, inside = placed(M, N, BLOCK, TILE)
+        dy = read(dy_ptr, row, col, dy_row, dy_col, inside)
+        at = row * dx_row + col * dx_col
+        passes = (tl.load(bits_ptr + at // 8, mask=inside, other=0).to(tl.int32) >> (at % 8).to(tl.int32)) & 1
+        write(dx_ptr, row, col, dx_row, dx_col, inside, tl.where(passes != 0, dy, 0.0))
+    else:
+        relu_gradient(dy_ptr, bits_ptr, dx_ptr, N, dy_row, dy_col, dx_row, dx_col, BLOCK, True)
+
+
+@triton.jit
+def relu_gradient(
+    dy_ptr, bits_ptr, dx_ptr, N, dy_row, dy_col, dx_row, dx_col, BLOCK: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
     row, col = place(N, BLOCK)
-    dy = read(dy_ptr, row, col, dy_row, dy_col, N, TAIL)
+    dy = read(dy_ptr, row, col, dy_row, dy_col, col < N, MASKED)
     at, there = bytes_at(bits_ptr, row, N, BLOCK)
     packed = tl.load(at, mask=there, other=0).to(tl.int32)
     passes = tl.reshape((packed[:, None] >> tl.arange(0, 8)[None, :]) & 1, [BLOCK])
-    write(dx_ptr, row, col, dx_row, dx_col, N, tl.where(passes != 0, dy, 0.0), TAIL)
+    write(dx_ptr, row, col, dx_row, dx_col, col < N, tl.where(passes != 0, dy, 0.0), MASKED)
 
 
 # ---- the curves that activations are made of -------------------------------------------------------------------------

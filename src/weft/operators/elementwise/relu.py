@@ -11,7 +11,7 @@ from torch import Tensor
 
 from weft.definition import Mutant, Operator
 from weft.operators.autograd import KernelFunction
-from weft.operators.elementwise.dispatch import Formula
+from weft.operators.elementwise.dispatch import Formula, laid_out
 from weft.operators.elementwise.kernels import relu as forward
 from weft.operators.elementwise.pointwise import GRADIENT_KERNEL, KERNEL, Map, Pointwise, define
 from weft.operators.layout import rows_of
@@ -50,7 +50,8 @@ class Gradient(KernelFunction):
         ctx.save_for_backward(bits)
         dx = torch.empty_strided(dy.size(), stride, dtype=dy.dtype, device=dy.device)
         if dx.numel():
-            if dy.stride() != stride and (rows_of(dy) or (0,))[0] != bits.shape[0]:
+            fits = rows_of(dy) if bits.shape[0] > 1 else laid_out(dy, dx)
+            if fits is None or bits.shape[0] not in (1, fits[0]):
                 dy = torch.empty_like(dx).copy_(dy)  # autograd may bring one of any strides (expanded, say)
             GRADIENT_KERNEL.of((dx, dy), call.formula, bits.shape[0])(dy, bits, dx)
         return dx

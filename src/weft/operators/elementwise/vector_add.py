@@ -33,11 +33,15 @@ def add_flat(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     The sum is taken in fp32 and rounded once, as PyTorch does.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK  # int64: tensors may hold more than 2**31 elements
-    i = tl.arange(0, BLOCK)
-    inside = i < n - first
-    x = tl.load(x_ptr + first + i, mask=inside, eviction_policy="evict_last").to(tl.float32)
-    y = tl.load(y_ptr + first + i, mask=inside, eviction_policy="evict_last").to(tl.float32)
-    tl.store(out_ptr + first + i, (x + y).to(out_ptr.dtype.element_ty), mask=inside)
+    i = first + tl.arange(0, BLOCK)
+    if first + BLOCK <= n:  # reads of 16 bytes: a mask would allow them only where vectors of this size divide n
+        x = tl.load(x_ptr + i, eviction_policy="evict_last").to(tl.float32)
+        y = tl.load(y_ptr + i, eviction_policy="evict_last").to(tl.float32)
+        tl.store(out_ptr + i, (x + y).to(out_ptr.dtype.element_ty))
+    else:
+        x = tl.load(x_ptr + i, mask=i < n, eviction_policy="evict_last").to(tl.float32)
+        y = tl.load(y_ptr + i, mask=i < n, eviction_policy="evict_last").to(tl.float32)
+        tl.store(out_ptr + i, (x + y).to(out_ptr.dtype.element_ty), mask=i < n)
 
 
 @triton.jit
