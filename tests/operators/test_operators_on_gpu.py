@@ -121,11 +121,16 @@ def test_autocast_gives_the_dtype_that_pytorch_gives(op, dtype, autocast):
     theirs = op.find("torch").function if "torch" in op.implementations else op.reference
     forward(op, op.public, arguments)  # what is kept from a call without autocast must not serve one with it
     with torch.autocast("cuda", torch_dtype(autocast)):
-        got, want = forward(op, op.public, arguments), forward(op, theirs, arguments)
+        got = forward(op, op.public, arguments)
+        try:
+            want = forward(op, theirs, arguments)
+        except Declined:
+            want = forward(op, op.reference, arguments)
     for a, b in zip(got, want, strict=True):
         assert a.dtype == b.dtype
         if a.dtype.itemsize > 1:
-            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2, equal_nan=True)
+            typical = float(b.float().nan_to_num(0, 0, 0).square().mean().sqrt())  # PyTorch rounds dequantised weights
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2 * max(typical, 1.0), equal_nan=True)
 
 
 @by_name(OPERATORS)
@@ -133,8 +138,9 @@ def test_autocast_gives_the_dtype_that_pytorch_gives(op, dtype, autocast):
 def test_the_same_bits_every_time(op, dtype):
     for w in gpu_points(op):
         arguments = drawn(op, w.at(dtype))
-        for made in (op.public, *(i.function for i in op.implementations.values() if i.ours and i.rung is None)):
-            for direction in op.directions:
+        ours = [(i.function, i.directions or op.directions) for i in op.implementations.values() if i.ours and i.rung is None]
+        for made, directions in ((op.public, op.directions), *ours):
+            for direction in directions:
                 try:
                     first, second = (cases.results(op, made, direction, copied(arguments)) for _ in range(2))
                 except Declined:

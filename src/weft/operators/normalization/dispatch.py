@@ -299,6 +299,8 @@ def _one_persistent_cluster(c: NormCall) -> CudaPlan | str:
 
 
 def persistent_unsupported(c: NormCall) -> str:
+    if c.traced:
+        return "traced: a compiler would follow the choice of a configuration"
     if reason := unaligned(c):
         return reason
     one = _one_persistent_cluster(c)

@@ -7,6 +7,7 @@ from weft.definition import Operator, workload, workloads
 from weft.operators.call import Choice, guarded
 from weft.operators.sparse import products
 from weft.operators.sparse.csr import CSR
+from weft.operators.sparse.kernels import ITEMS
 from weft.operators.sparse.products import cast, check_product, define, implement, loses_a_part, product, reference
 
 
@@ -23,6 +24,7 @@ spmm = Operator(
         "spmm",
         "b",
         axes={"K": "columns of b"},
+        workspace=lambda w: (w["M"] * (1 + w["R"]) // ITEMS + 1) * w["K"] * 4,  # the open sum of each part of the merge path
         layouts=("contiguous", "unaligned", "sliced", "strided", "transposed"),
         workloads={
             "verify": [
