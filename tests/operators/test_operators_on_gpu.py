@@ -138,7 +138,11 @@ def test_autocast_gives_the_dtype_that_pytorch_gives(op, dtype, autocast):
 def test_the_same_bits_every_time(op, dtype):
     for w in gpu_points(op):
         arguments = drawn(op, w.at(dtype))
-        ours = [(i.function, i.directions or op.directions) for i in op.implementations.values() if i.ours and i.rung is None]
+        ours = [
+            (i.function, i.directions or op.directions)
+            for i in op.implementations.values()
+            if i.ours and i.rung is None
+        ]
         for made, directions in ((op.public, op.directions), *ours):
             for direction in directions:
                 try:

@@ -94,7 +94,7 @@ def laid_out(*tensors: Tensor) -> tuple[int, int, tuple[int, ...]] | None:
     m, n = found[0][:2]  # type: ignore[index]
     if all(row == n * col for _, _, row, col in found):  # type: ignore[misc]
         return 1, m * n, tuple(stride for view in found for stride in (0, view[3]))  # type: ignore[index]
-    # most are contiguous along the rows' dimension: its blocks follow each other, so that the lines that they share are written once
+    # most are contiguous along the other dimension: its blocks follow each other, so lines that two share are written once
     if 2 * sum(0 < row < col for _, _, row, col in found) > sum(row != 0 for _, _, row, col in found):  # type: ignore[misc]
         return n, m, tuple(stride for view in found for stride in (view[3], view[2]))  # type: ignore[index]
     return m, n, tuple(stride for view in found for stride in view[2:])  # type: ignore[index]

@@ -93,13 +93,9 @@ def map_two(
     """out = F(a, b, PRECISE)"""
     if TAIL:
         if whole(N, BLOCK):
-            mapped_two(
-                a_ptr, b_ptr, out_ptr, M, N, a_row, a_col, b_row, b_col, out_row, out_col, F, BLOCK, TILE, False
-            )
+            mapped_two(a_ptr, b_ptr, out_ptr, M, N, a_row, a_col, b_row, b_col, out_row, out_col, F, BLOCK, TILE, False)
         else:
-            mapped_two(
-                a_ptr, b_ptr, out_ptr, M, N, a_row, a_col, b_row, b_col, out_row, out_col, F, BLOCK, TILE, True
-            )
+            mapped_two(a_ptr, b_ptr, out_ptr, M, N, a_row, a_col, b_row, b_col, out_row, out_col, F, BLOCK, TILE, True)
     else:
         mapped_two(a_ptr, b_ptr, out_ptr, M, N, a_row, a_col, b_row, b_col, out_row, out_col, F, BLOCK, TILE, True)
 

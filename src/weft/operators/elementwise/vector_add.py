@@ -19,8 +19,10 @@ from weft.operators.call import eager, guarded, on_gpu
 from weft.operators.checks import check_alike, check_tensor
 from weft.operators.configs import Configurations, bucket, tiles
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.elementwise.add import forward as plus
+from weft.operators.elementwise.dispatch import NO_ROWS, laid_out, map_plan
 from weft.operators.launch import Plan
-from weft.operators.layout import dense, rows_of
+from weft.operators.layout import dense
 from weft.operators.random_inputs import OF_VECTORS, vectors
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
@@ -44,18 +46,6 @@ def add_flat(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
         tl.store(out_ptr + i, (x + y).to(out_ptr.dtype.element_ty), mask=i < n)
 
 
-@triton.jit
-def add_rows(x_ptr, y_ptr, out_ptr, N, x_row, x_col, y_row, y_col, out_row, out_col, BLOCK: tl.constexpr):
-    """The same over [M, N] views with any two strides each; one program adds BLOCK columns of one row."""
-    blocks = (N - 1) // BLOCK + 1
-    row = (tl.program_id(0) // blocks).to(tl.int64)
-    col = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = col < N
-    x = tl.load(x_ptr + row * x_row + col * x_col, mask=inside, eviction_policy="evict_last").to(tl.float32)
-    y = tl.load(y_ptr + row * y_row + col * y_col, mask=inside, eviction_policy="evict_last").to(tl.float32)
-    tl.store(out_ptr + row * out_row + col * out_col, (x + y).to(out_ptr.dtype.element_ty), mask=inside)
-
-
 # ---- launches --------------------------------------------------------------------------------------------------------
 
 
@@ -76,16 +66,9 @@ class Sum(Call):
         """Whether x, y and the result are dense in the same order of dimensions."""
         return self.x.stride() == self.y.stride() and dense(self.x)
 
-    @property
-    def rows(self) -> list[tuple[int, int, int, int] | None]:
-        """(M, N, row stride, column stride) of x, y and the result; None for one whose strides do not collapse into rows."""
-        return [rows_of(t) for t in (self.x, self.y, torch.empty_like(self.x, device="meta"))]
-
 
 def no_rows(c: Sum) -> str:
-    if not c.flat and None in c.rows:  # a scalar has no rows, but it is flat
-        return "strides that do not collapse into rows, so a copy would be needed"
-    return ""
+    return NO_ROWS if laid_out(c.x, c.y, torch.empty_like(c.x, device="meta")) is None else ""
 
 
 # at most 64 elements a thread: 128 spill registers
@@ -102,10 +85,8 @@ def flat_plan(c: Sum) -> Plan:
 
 
 def rows_plan(c: Sum) -> Plan:
-    (m, n, *x_strides), (_, _, *y_strides), (_, _, *out_strides) = c.rows  # type: ignore[misc]
-    block = min(1024, bucket(n, 16))
-    grid = (m * triton.cdiv(n, block),)
-    return Plan(add_rows, grid, (n, *x_strides, *y_strides, *out_strides), {"BLOCK": block})
+    """For other strides the kernel that all element-wise operators share, with the formula of ``add``."""
+    return map_plan(plus, (c.x, c.y), (torch.empty_like(c.x, device="meta"),))
 
 
 # ---- which kernel a call takes: the first row that applies -----------------------------------------------------------
@@ -114,7 +95,7 @@ FORWARD = Dispatch(
     Sum, ON_CPU, TRACED, EMPTY,
     Route("triton", lambda c: c.flat, "dense tensors in one order are one stretch of memory", flat_plan),
     Route("triton", lambda c: True, "row-strided tensors", rows_plan, no_rows),
-    Route("torch", lambda c: True, "strides that do not collapse into rows, so a copy would be needed"),
+    Route("torch", lambda c: True, NO_ROWS),
 )  # fmt: skip
 
 # ---- implementations -------------------------------------------------------------------------------------------------
