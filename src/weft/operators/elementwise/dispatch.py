@@ -108,15 +108,16 @@ def has_tail(x: Tensor, n: int, strides: tuple[int, ...]) -> bool:
     return bool(starts) and not any(starts) and n % vector != 0
 
 
-def tile_of(m: int, n: int, strides: tuple[int, ...]) -> tuple[int, int]:
-    """TILE and BLOCK for rows that are short, or contiguous in one tensor and not in another; else zeros."""
+def tile_of(item: int, m: int, n: int, strides: tuple[int, ...]) -> tuple[int, int, int]:
+    """TILE, BLOCK and warps for rows that are short, or contiguous in one tensor and not in another; else zeros."""
     if m > 1 and any(0 < row < col for row, col in zip(strides[::2], strides[1::2], strict=True)):
-        return 64, 64
+        aligned = not any(stride * item % 16 for stride in strides if stride > 1)
+        return (64, 64, 8) if aligned else (16, 256 // item, 4)
     if m == 1 or n > SHORT:
-        return 0, 0
+        return 0, 0, 0
     padded = {block: triton.cdiv(n, block) * block for block in (1024, 512, 256, 128, 64, 32)}
     block = next(b for b in padded if padded[b] <= max(1.125 * n, min(padded.values())))
-    return max(2048 // block, 1), block
+    return max(2048 // block, 1), block, 8
 
 
 def rows_plan(
@@ -125,8 +126,8 @@ def rows_plan(
     """The launch of a kernel over tensors like x, laid out as :func:`laid_out` says; a BLOCK is no longer than rows need."""
     m, n, strides = laid
     config = CONFIGURATIONS[inputs, heavy](x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
-    tile, block = tile_of(m, n, strides) if tiled else (0, 0)
-    block, warps = (block, 8) if tile else (min(config["BLOCK"], bucket(n, 128)), config["num_warps"])
+    tile, block, warps = tile_of(x.element_size(), m, n, strides) if tiled else (0, 0, 0)
+    block, warps = (block, warps) if tile else (min(config["BLOCK"], bucket(n, 128)), config["num_warps"])
     grid = (triton.cdiv(m, max(tile, 1)) * triton.cdiv(n, block),)
     own |= {"BLOCK": block, "TILE": tile, "TAIL": not tile and has_tail(x, n, strides)}
     return Plan(kernel, grid, (m, n, *strides), own, warps)
