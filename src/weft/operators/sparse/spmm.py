@@ -25,9 +25,6 @@ spmm = Operator(
         "spmm",
         "b",
         axes={"K": "columns of b"},
-        workspace=lambda w: (
-            (w["M"] * (1 + w["R"]) // ITEMS + 1) * w["K"] * 4
-        ),  # the open sum of each part of the merge path
         layouts=("contiguous", "unaligned", "sliced", "strided", "transposed"),
         workloads={
             "verify": [
