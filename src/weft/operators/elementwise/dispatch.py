@@ -117,7 +117,7 @@ def tile_of(item: int, m: int, n: int, strides: tuple[int, ...]) -> tuple[int, i
         return 0, 0, 0
     padded = {block: triton.cdiv(n, block) * block for block in (1024, 512, 256, 128, 64, 32)}
     block = next(b for b in padded if padded[b] <= max(1.125 * n, min(padded.values())))
-    return max(2048 // block, 1), block, 8
+    return min(2048 // block, 16), block, 4
 
 
 def rows_plan(
