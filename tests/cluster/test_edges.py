@@ -252,3 +252,16 @@ def test_kubectl(write, rows):
         made["metadata"]["namespace"] = name
         items.append(made)
     same(trace.load(write("a.json", json.dumps({"kind": "List", "items": items})), "kubectl"), rows)
+
+
+def test_check_says_what_was_read_dropped_and_assumed(tmp_path, weft):
+    path = tmp_path / "trace.csv"
+    path.write_text("id,submit,duration,gpus,tenant\na,0,60,1,x\nb,3600,7200,4,y\nc,5,,1,x\nd,9,30,64,x\n")
+    found = json.loads(weft("check", path, "--format", "csv", "--nodes", "2x8", "--json")[1])
+    assert (found["jobs"], found["submitted_over_s"], found["gpus"]["most"]) == (3, 3600.0, 64.0)
+    assert found["dropped"] == {"no submission or duration": 1} and found["tenants"] == {"x": 2, "y": 1}
+    assert found["gpu_hours"] == pytest.approx((60 + 4 * 7200 + 64 * 30) / 3600)
+    assert any(text.startswith("no estimates") for text in found["assumed"])
+    assert [never["job"] for never in found["never_run"]] == ["d"]
+    shown = weft("check", path, "--format", "csv")[1]
+    assert "dropped: 1 row, no submission or duration" in shown and "1 h" in shown

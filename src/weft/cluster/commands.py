@@ -1,4 +1,4 @@
-"""``weft simulate``, ``weft simulate compare`` and ``weft simulate generate``."""
+"""``weft simulate`` and its commands ``compare``, ``check`` and ``generate``."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -42,8 +42,9 @@ LIKE = "Like another trace"
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the ``weft`` command."""
-    for name, function in (("simulate", simulate), ("simulate compare", compare), ("simulate generate", generate)):
-        app.command(name, cls=ListsPlugins, rich_help_panel=PANEL)(function)
+    commands: dict[str, Callable[..., None]] = {"": simulate, " compare": compare, " check": check, " generate": generate}
+    for name, function in commands.items():
+        app.command(f"simulate{name}", cls=ListsPlugins, rich_help_panel=PANEL)(function)
 
 
 def simulate(
@@ -202,6 +203,36 @@ def compare(
     failed = [why for each in compared for why in each.failed]
     none_ran = not any(run.found["completed"] for each in compared for run in each.runs)
     raise typer.Exit(130 if INTERRUPTED in failed else 1 if failed or none_ran else 0)
+
+
+def check(
+    path: Trace,
+    format: Format = "",
+    nodes: Nodes = "",
+    gpu_memory: GpuMemory = 0.0,
+    cluster: ClusterFile = None,
+    where: Where = "",
+    limit: Limit = None,
+    option: FormatOptions = None,
+    columns: Columns = "",
+    as_json: Json = False,
+) -> None:
+    """Say what is read of a trace, what is dropped and why, and what a simulation assumes where the trace says nothing.
+
+    With a cluster also the jobs that it can never run. Exit status 2 for a wrong argument or file.
+    """
+    with cluster_extra():
+        from weft.cluster import terminal
+        from weft.cluster.check import check as run
+
+    options = format_options(format, option or [], columns)
+    made = cluster_of(nodes, gpu_memory, cluster) if nodes or cluster else None
+    with _progress(f"reading {path.name}", as_json):
+        found = run(jobs_of(path, format, options, where, limit), made)
+    if as_json:
+        print_json(found)
+    else:
+        terminal.show_check(out, found)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster import allocations
+from weft.cluster.check import assumptions
 from weft.cluster.model import WHOLE
 from weft.cluster.policy import find_order, find_placement
 from weft.cluster.result import REASONS, Result
@@ -63,6 +64,7 @@ def summary(result: Result) -> dict[str, Any]:
         "generated": jobs.generated,
         "dropped": jobs.dropped,
         "warnings": list(jobs.warnings),
+        "assumed": assumptions(jobs),
         "nodes": len(result.cluster),
         "gpus": gpus,
         **{name: distribution(values[ran]) for name, values in every.items()},

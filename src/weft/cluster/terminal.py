@@ -11,14 +11,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from weft.cluster.check import LISTED, QUANTILES
 from weft.cluster.comparison import SAME_SECOND, SEEDS, TIES, Compared
-from weft.words import count
+from weft.words import count, period
 
 MOST_LISTED = 3  # jobs that can never run, by name
 TENANTS_LISTED = 5
 NAME_COLUMNS = 32  # of a name
 GENERATED = "the trace is generated: no users submitted these jobs"
 FOLDERS = re.compile(r"^.*[/\\](?=[^/\\]*\.py(?:$|[-:]))")  # of an order's file
+BY_ESTIMATE = ("sjf", "srsf", "srtf")  # orders
 NONE_RAN = "no job could run on this cluster"
 NEAR = {"one_domain": "in one NVLink domain", "one_rack": "in one rack", "several_racks": "over several racks"}
 LABELS = {"jct": "job completion time", "queueing": "queueing delay", "slowdown": "slowdown (times)"}
@@ -41,6 +43,7 @@ def show(out: Console, found: dict[str, Any]) -> None:
         _say(out, GENERATED)
     for warning in found["warnings"]:
         _say(out, warning)
+    _say(out, _foreseen(found))
     _say(out, _unvalidated([found]))
     share = _share(found["utilisation"])
     waited = sum(found["wait_reasons"].values())
@@ -51,7 +54,7 @@ def show(out: Console, found: dict[str, Any]) -> None:
         out,
         f"{found['completed']:,} of {count(found['jobs'], 'job')} ran on {count(found['nodes'], 'node')}, "
         f"{count(found['gpus'], 'GPU')}; "
-        f"makespan {found['makespan']:,.0f} s; utilisation {share}; {found['cpu_s']:.3g} CPU s",
+        f"makespan {period(found['makespan'])}; utilisation {share}; {found['cpu_s']:.3g} CPU s",
     )
     if found["preemptions"]:
         lost = found["lost_gpu_s"] / (found["lost_gpu_s"] + found["gpu_s"])
@@ -137,6 +140,7 @@ def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> No
             cells += [_matter(each.matters(metric, kind)) for kind in tried]
             table.add_row(_plain(shown[str(each.policy)]), *cells)
         out.print(table)
+        _costs(out, ran, shown)
         if tried:
             _say(
                 out,
@@ -159,6 +163,56 @@ def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> No
     for each in compared:
         for why in each.failed:
             _say(out, f"FAILED {_shown(str(each.policy))}: {why}")
+
+
+def _costs(out: Console, ran: Sequence[Compared], shown: dict[str, str]) -> None:
+    """What each policy costs: a low mean may be bought with stopped jobs, or with an unfair share."""
+    table = _table("", "at what cost", "utilisation", "makespan", "stops", "lost", "late")
+    for each in ran:
+        found = each.runs[0].found
+        lost = found["lost_gpu_s"] / max(found["lost_gpu_s"] + found["gpu_s"], 1e-9)
+        table.add_row(
+            _plain(shown[str(each.policy)]), _share(found["utilisation"]), period(found["makespan"]),
+            f"{found['preemptions']:,}", f"{lost:.2%}", _share(found["fairness"]["finish_time"]["above_1"]),
+        )  # fmt: skip
+    out.print(table)
+    _say(out, "stops: of running jobs; lost: GPU time that they cost; late: jobs later than with an equal share")
+    if any(found["preemptions"] and not found["restart_s"] for found in (each.runs[0].found for each in ran)):
+        _say(out, "stops cost nothing here: --restart-cost says how many seconds one does")
+    _say(out, next(filter(None, (_foreseen(each.runs[0].found) for each in ran)), ""))
+
+
+def show_check(out: Console, found: dict[str, Any]) -> None:
+    """Prints :func:`weft.cluster.check.check`."""
+    _say(out, f"{count(found['jobs'], 'job')}, submitted over {period(found['submitted_over_s'])}; "
+              f"{found['gpu_hours']:,.1f} GPU hours")  # fmt: skip
+    table = _table("", "", *QUANTILES)
+    table.add_row("duration", *(period(found["duration_s"][name]) for name in QUANTILES))
+    table.add_row("GPUs", *(f"{found['gpus'][name]:,.0f}" for name in QUANTILES))
+    out.print(table)
+    numbers = {
+        "with a share of a GPU": found["jobs_with_shares"], "without a GPU": found["jobs_without_gpu"],
+        "with pods": found["jobs_with_pods"],
+    }  # fmt: skip
+    _say(out, ", ".join(f"{number:,} {what}" for what, number in numbers.items() if number))
+    for what, names in (("tenant", [f"{t} {n:,}" for t, n in found["tenants"].items() if t]), ("type", found["types"])):
+        if names and names != ["any"]:
+            more = f" and {len(names) - LISTED:,} more" if len(names) > LISTED else ""
+            _say(out, f"{count(len(names), what)}: " + ", ".join(map(_printable, names[:LISTED])) + more)
+    if found["generated"]:
+        _say(out, GENERATED)
+    for why, rows in found["dropped"].items():
+        _say(out, f"dropped: {count(rows, 'row')}, {why}")
+    if not found["dropped"]:
+        _say(out, "dropped: nothing")
+    for warning in found["warnings"]:
+        _say(out, f"doubtful: {warning}")
+    for text in found["assumed"]:
+        _say(out, f"assumed: {text}")
+    if "never_run" in found:
+        _say(out, f"{count(len(found['never_run']), 'job')} can never run on this cluster")
+        for entry in found["never_run"][:MOST_LISTED]:
+            _say(out, f"{_job(entry['job'])}: {entry['reason']}")
 
 
 def as_json(compared: Sequence[Compared], metric: str) -> dict[str, Any]:
@@ -255,6 +309,12 @@ def _unvalidated(every: Sequence[dict[str, Any]]) -> str:
                 names.setdefault(what, {})[_shown(found[what])] = None
     listed = "; ".join(f"{what} {', '.join(of)}" for what, of in sorted(names.items()))
     return f"unvalidated: {listed} (no published figures were reproduced)" if listed else ""
+
+
+def _foreseen(found: dict[str, Any]) -> str:
+    """That a policy knew what nobody knows, where it did."""
+    uses = found["order"].endswith(("-easy", "-conservative")) or found["order"].startswith(BY_ESTIMATE)
+    return next((text for text in found["assumed"] if uses and text.startswith("no estimates")), "")
 
 
 def _say(out: Console, text: str) -> None:
