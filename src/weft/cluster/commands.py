@@ -112,7 +112,7 @@ def simulate(
     if pictures:
         from weft.cluster import pictures as drawing
 
-        told(f"drawn: {drawing.write(pictures, [result])}")
+        told(f"drawn: {drawing.write(pictures, [result], path.name)}")
     raise typer.Exit(130 if not result.complete else 0 if found["completed"] else 1)
 
 
@@ -199,7 +199,7 @@ def compare(
     if pictures and results:
         from weft.cluster import pictures as drawing
 
-        told(f"drawn: {drawing.write(pictures, results)}")
+        told(f"drawn: {drawing.write(pictures, results, path.name)}")
     failed = [why for each in compared for why in each.failed]
     none_ran = not any(run.found["completed"] for each in compared for run in each.runs)
     raise typer.Exit(130 if INTERRUPTED in failed else 1 if failed or none_ran else 0)

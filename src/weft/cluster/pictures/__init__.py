@@ -9,8 +9,11 @@ from weft.cluster.result import Result
 __all__ = ["page", "write"]
 
 
-def write(path: str | Path, results: Sequence[Result]) -> Path:
+def write(path: str | Path, results: Sequence[Result], trace: str = "") -> Path:
     """Writes ``.html``, the page, or ``.png`` or ``.svg``, a static overview. Folders on the way are made.
+
+    Args:
+        trace: its name, for the page.
 
     Raises:
         ValueError: another suffix, or no result.
@@ -24,7 +27,7 @@ def write(path: str | Path, results: Sequence[Result]) -> Path:
         raise ValueError(f"a picture '{path.name}'; expected a name that ends in .html, .png or .svg")
     path.parent.mkdir(parents=True, exist_ok=True)
     if suffix == ".html":
-        records.write_whole(path, page(results))
+        records.write_whole(path, page(results, trace=trace))
     else:
         from weft.cluster.pictures.overview import overview
 

@@ -1,5 +1,6 @@
 """The page: one result, or several side by side, as one HTML file that needs nothing else."""
 
+import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ DRAWN_AT_MOST = 8  # policies of a comparison with charts of their own
 MOST_LISTED = 5  # jobs that can never run, by name
 
 
-def page(results: Sequence[Result], title: str = "") -> str:
+def page(results: Sequence[Result], title: str = "", trace: str = "") -> str:
     """HTML with charts of each policy, and with several results a comparison first.
 
     Args:
         results: of :func:`weft.cluster.simulate`; those that share order and placement count as runs of one policy, and the
             first of them is drawn.
         title: the page's heading; by default the policy's name, or how many there are.
+        trace: the trace's name.
 
     Raises:
         ValueError: no result.
@@ -36,6 +38,7 @@ def page(results: Sequence[Result], title: str = "") -> str:
     drawn = policies[:DRAWN_AT_MOST]
     text = template(HERE).render(
         title=title or (policies[0].name if len(policies) == 1 else f"{len(policies)} scheduling policies"),
+        about=_about(results[0], trace),
         tiles=_tiles(results[0]) if len(results) == 1 else _best(policies),
         comparison=embed_all(*compare.charts(policies)) if len(results) > 1 else [],
         table=[_row(policy) for policy in policies] if len(results) > 1 else [],
@@ -46,6 +49,20 @@ def page(results: Sequence[Result], title: str = "") -> str:
         to_dark=palette.TO_DARK | dict(gantt.ramp()),
     )
     return str(text)
+
+
+def _about(result: Result, trace: str) -> list[str]:
+    """Which trace and cluster, and when; and what is assumed of them."""
+    from weft.cluster.check import assumptions
+
+    jobs, cluster = result.jobs, result.cluster
+    over = time_axis.text(float(np.ptp(jobs.submit))) if len(jobs) else NONE
+    return [
+        f"{trace or 'trace'}: {count(len(jobs), 'job')}, submitted over {over}",
+        f"cluster: {count(len(cluster), 'node')}, {count(cluster.total_gpus, 'GPU')}",
+        f"simulated on {datetime.date.today().isoformat()}",
+        *(text for text in assumptions(jobs) if text.startswith("no estimates")),
+    ]
 
 
 def check(results: Sequence[Result]) -> None:
@@ -157,8 +174,19 @@ def _best(policies: Sequence[Any]) -> list[dict[str, str]]:
 
 
 def _row(policy: Any) -> dict[str, Any]:
-    """A policy's numbers, means of its runs."""
-    numbers = []
+    """A policy's numbers, means of its runs: what it costs, then times."""
+    from weft.cluster.metrics import summary
+
+    every = [summary(result) for result in policy.runs]
+    lost = [found["lost_gpu_s"] / max(found["lost_gpu_s"] + found["gpu_s"], 1e-9) for found in every]
+    stops = _mean([found["preemptions"] for found in every]) or 0.0
+    numbers: list[tuple[float | None, str]] = [(stops, f"{stops:,.0f}")]
+    late = [found["fairness"]["finish_time"]["above_1"] for found in every]
+    for column in ([found["utilisation"] for found in every], lost, late):
+        mean = _mean([value for value in column if value is not None])
+        numbers.append((mean, NONE if mean is None else percent(mean)))
+    makespan = _mean([found["makespan"] for found in every])
+    numbers.append((makespan, time_axis.text(makespan)))
     for quantity in ("jct", "wait"):
         for column in policy.statistics(quantity).values():
             mean = _mean(column)
