@@ -30,6 +30,7 @@ from weft.operators.checks import (
 from weft.operators.configs import Config, Configurations, bucket
 from weft.operators.cuda import CTYPES, CudaPlan, flags
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.hopper import padded
 from weft.operators.launch import multiprocessors
 from weft.operators.layout import rows_of
 from weft.operators.loss import kernels
@@ -430,6 +431,20 @@ BACKWARD = Dispatch(  # where the gradient is not made with the loss, or asked f
 
 # ---- linear cross entropy -----------------------------------------------------------
 
+CHUNK_BYTES = 2**30  # of logits that lie in memory at once
+WHOLE = 128  # rows of a tile of a product: chunks are multiples of it, and never fewer
+
+
+def chunk_rows(t: int, v: int, element_size: int, asked: int | None = None) -> int:
+    """How many of ``t`` tokens have their logits in memory at once: equal chunks of whole tiles within CHUNK_BYTES."""
+    if asked is not None:
+        return max(min(asked, t), 1)
+    most = max(CHUNK_BYTES // (max(v, 1) * element_size) // WHOLE * WHOLE, WHOLE)
+    if t <= most:
+        return max(t, 1)
+    chunks = -(-t // most)
+    return min(-(-t // chunks // WHOLE) * WHOLE, most)
+
 
 @dataclass(frozen=True)
 class LinearCall(Call):
@@ -448,6 +463,26 @@ class LinearCall(Call):
     @property
     def empty(self) -> bool:
         return not self.x.numel() or not self.weight.numel()
+
+    @property
+    def rows(self) -> int:
+        """Tokens of a chunk."""
+        return chunk_rows(self.x.shape[0], self.weight.shape[0], self.x.element_size(), self.chunk_rows)
+
+    @property
+    def one_chunk(self) -> bool:
+        return self.rows >= self.x.shape[0]
+
+    @property
+    def scaled_later(self) -> bool:
+        """Whether the gradient of logits needs what is known in backward alone."""
+        return self.options.reduction == "none" or self.x.dtype == torch.float16
+
+    @property
+    def aligned(self) -> bool:
+        """Whether 16-bit products are fast: rows of x and the weight begin on 16 bytes."""
+        fit = self.x.shape[1] % 8 == 0 and padded.fits(self.x) and padded.fits(self.weight)
+        return self.x.element_size() > 2 or fit
 
     @property
     def w(self) -> Tensor:
@@ -502,16 +537,19 @@ HELD = "traced: PyTorch's formulas, which a compiler sees (all logits are held)"
 FACTORS = "the gradients need each row's factor: made in backward, a chunk of tokens at a time"
 SCALED = "the gradients need the loss scale, without which float16 would underflow: made in backward, by chunks"
 
-LINEAR_FORWARD = Dispatch(  # the plan says whether the gradients are made with the loss
+LINEAR_FORWARD = Dispatch(
     checked,
     ON_CPU,
     EMPTY,
     Route("torch", lambda c: c.traced, HELD),
-    Route("triton", lambda c: not c.wanted, "no gradient is needed: no logit is written", lambda c: False),
-    Route("triton", lambda c: c.options.reduction == "none", FACTORS, lambda c: False),
-    Route("triton", lambda c: c.x.dtype == torch.float16, SCALED, lambda c: False),
+    Route("chunked", lambda c: not c.wanted and (c.x.dtype == torch.float32 or not c.aligned),
+          "cuBLAS's product of a chunk of tokens at a time: of fp32, or of copies whose rows begin on 16 bytes", lambda c: True),
+    Route("triton", lambda c: not c.wanted, "no gradient is needed: no logit is written", lambda c: True),
+    Route("held", lambda c: c.one_chunk, "logits of one chunk stay in memory until backward", lambda c: True),
+    Route("triton", lambda c: c.options.reduction == "none", FACTORS, lambda c: True),
+    Route("triton", lambda c: c.x.dtype == torch.float16, SCALED, lambda c: True),
     Route("chunked", lambda c: True, "the gradients come with the loss, a chunk of tokens at a time", lambda c: True),
-)
+)  # fmt: skip
 
 LINEAR_WITH_GRADIENT = Dispatch(
     checked,

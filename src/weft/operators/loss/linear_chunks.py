@@ -6,42 +6,44 @@ chunk adds to dweight is summed in fp32 inside the product, but dweight is round
 counts what that costs, and why there are few chunks.
 """
 
+import dataclasses
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from weft.operators.hopper import padded
 from weft.operators.launch import Plans
 from weft.operators.loss.dispatch import BACKWARD, CHUNK, LinearCall, label_sums
-from weft.operators.loss.kernels import Sum
+from weft.operators.loss.kernels import Sum, scale_plans
 
-CHUNK_BYTES = 2**30  # of logits that lie in memory at once
-WHOLE = 128  # rows of a tile of a product: chunks are multiples of it, and never fewer
 FEW = 4  # chunks up to which a 16-bit dweight is summed in its own dtype; its error is then 1.4 times one rounding's
 
 
 Three = tuple[Tensor | None, Tensor | None, Tensor | None]  # by x, the weight and the bias
 
 
-def chunk_rows(t: int, v: int, element_size: int, asked: int | None = None) -> int:
-    """How many of ``t`` tokens have their logits in memory at once: equal chunks of whole tiles within CHUNK_BYTES."""
-    if asked is not None:
-        return max(min(asked, t), 1)
-    most = max(CHUNK_BYTES // (max(v, 1) * element_size) // WHOLE * WHOLE, WHOLE)
-    if t <= most:
-        return max(t, 1)
-    chunks = -(-t // most)
-    return min(-(-t // chunks // WHOLE) * WHOLE, most)
+def with_aligned_rows(c: LinearCall) -> LinearCall:
+    """The call, or that of copies of x and the weight whose rows begin on 16 bytes and end with zeros: cuBLAS falls to a
+    quarter of its rate with others."""
+    if c.aligned:
+        return c
+    d = -(-c.x.shape[1] // 8) * 8
+    x, weight = (t if t.shape[1] == d and padded.fits(t) else _copied(t, d) for t in (c.x, c.weight))
+    return dataclasses.replace(c, x=x, weight=weight)
 
 
-def rows_of_chunk(c: LinearCall) -> int:
-    return chunk_rows(c.x.shape[0], c.weight.shape[0], c.x.element_size(), c.chunk_rows)
+def _copied(t: Tensor, columns: int) -> Tensor:
+    made = t.new_empty((t.shape[0], columns))
+    made[:, t.shape[1] :].zero_()
+    made[:, : t.shape[1]].copy_(t)
+    return made
 
 
 def chunks(c: LinearCall) -> Iterator[tuple[slice, Tensor]]:
     """(rows, their logits), all in one buffer whose rows begin on 16 bytes: a vocabulary of 50,257 has cuBLAS fall to a quarter
     of its rate in products with rows that do not."""
-    t, v, most = c.x.shape[0], c.weight.shape[0], rows_of_chunk(c)
+    t, v, most = c.x.shape[0], c.weight.shape[0], c.rows
     step = 16 // c.x.element_size()
     buffer = torch.empty((min(most, t), -(-v // step) * step), device=c.x.device, dtype=c.x.dtype)[:, :v]
     columns = c.weight.t()
@@ -56,14 +58,15 @@ def chunks(c: LinearCall) -> Iterator[tuple[slice, Tensor]]:
 
 
 class Gradients:
-    """dx, dweight and dbias, those that are wanted, summed from the chunks' gradients of logits."""
+    """dx, dweight and dbias, those that are wanted, summed from the chunks' gradients of logits; of the first ``columns`` of x
+    and the weight."""
 
-    def __init__(self, call: LinearCall, wanted: tuple[bool, ...]):
-        x, weight = call.x, call.weight
+    def __init__(self, call: LinearCall, wanted: tuple[bool, ...], columns: int | None = None):
+        x, weight, self.columns = call.x, call.weight, columns
         self.call, self.started = call, False
         dtype = call.accumulate
         if dtype is None:
-            few = rows_of_chunk(call) * FEW >= x.shape[0]
+            few = call.rows * FEW >= x.shape[0]
             dtype = weight.dtype if few else torch.float32
         self.dx = torch.empty(x.shape, device=x.device, dtype=x.dtype) if wanted[0] else None
         self.dweight = torch.empty(weight.shape, device=x.device, dtype=dtype) if wanted[1] else None
@@ -79,9 +82,10 @@ class Gradients:
         self.started = True
 
     def done(self) -> Three:
-        dtype = self.call.x.dtype
-        dweight = None if self.dweight is None else self.dweight.to(dtype)
-        return self.dx, dweight, None if self.dbias is None else self.dbias.to(dtype)
+        dtype, columns = self.call.x.dtype, slice(self.columns)
+        dx = None if self.dx is None else self.dx[:, columns].contiguous()
+        dweight = None if self.dweight is None else self.dweight[:, columns].to(dtype).contiguous()
+        return dx, dweight, None if self.dbias is None else self.dbias.to(dtype)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, started: bool) -> None:
@@ -106,7 +110,7 @@ class Rows:
         t, device = call.x.shape[0], call.x.device
         self.call, self.has_weight = call, call.class_weight is not None
         self.losses = torch.empty(t, device=device, dtype=torch.float32)
-        self.stats = torch.empty(2 * min(rows_of_chunk(call), t), device=device, dtype=torch.float32)
+        self.stats = torch.empty(2 * min(call.rows, t), device=device, dtype=torch.float32)
         sums = label_plans.of((call.target, call.w), call.weight.shape[0], call.options, self.has_weight)
         self.sums = sums(call.target, call.w) if sums else self.stats
 
@@ -117,40 +121,81 @@ class Rows:
         plan = CHUNK.of((logits, target, of_class, losses), self.call.options, self.has_weight, gradient)
         plan(logits, target, of_class, self.sums, losses, self.stats, logits)
 
-    def backward(self, rows: slice, logits: Tensor, dloss: Tensor) -> None:
-        """Writes the gradient over the logits, from their statistics."""
+    def backward(self, rows: slice, logits: Tensor, dloss: Tensor, dlogits: Tensor) -> None:
+        """Writes the gradient of logits, which may be those, from their statistics."""
         target, dloss = self.call.target[rows], dloss[rows] if dloss.ndim else dloss
         of_class = logits if self.call.class_weight is None else self.call.class_weight
-        tensors = logits, target, of_class, dloss, logits
-        plan = BACKWARD.kernel("triton").of(tensors, self.call.options, self.has_weight)
-        plan(logits, target, of_class, self.sums, self.stats, dloss, logits)
+        plan = BACKWARD.of((logits, target, of_class, dloss, dlogits), self.call.options, self.has_weight)
+        plan(logits, target, of_class, self.sums, self.stats, dloss, dlogits)
+
+    def loss(self) -> Tensor:
+        """The losses, or their sum."""
+        if self.call.options.reduction == "none":
+            return self.losses
+        loss = torch.empty((), device=self.losses.device, dtype=torch.float32)
+        total_plans.of((self.losses, loss))(self.losses, loss)
+        return loss
 
 
 def loss_and_gradients(call: LinearCall, wanted: tuple[bool, ...]) -> tuple[Tensor, Three]:
     """The loss, and the gradients of the loss (or of the losses' sum) that are wanted."""
+    columns, call = call.x.shape[1], with_aligned_rows(call)
     of_rows = Rows(call)
-    gradients = Gradients(call, wanted) if any(wanted) else None
+    gradients = Gradients(call, wanted, columns) if any(wanted) else None
     for rows, logits in chunks(call):
         of_rows.forward(rows, logits, gradients is not None)
         if gradients is not None:
             gradients.add(rows, logits)
-    loss = of_rows.losses
-    if call.options.reduction != "none":
-        loss = torch.empty((), device=call.x.device, dtype=torch.float32)
-        total_plans.of((of_rows.losses, loss))(of_rows.losses, loss)
-    return loss, (None, None, None) if gradients is None else gradients.done()
+    return of_rows.loss(), (None, None, None) if gradients is None else gradients.done()
 
 
 def gradients_of_losses(call: LinearCall, dloss: Tensor, wanted: tuple[bool, ...]) -> Three:
     """The gradients where the loss's, [] or [T], is known by now. Logits are made again, and their statistics with them:
     those of the loss are of logits that were never rounded, and a row that is sure of its label would have the
     difference for its gradient."""
-    of_rows, gradients = Rows(call), Gradients(call, wanted)
+    columns, call = call.x.shape[1], with_aligned_rows(call)
+    of_rows, gradients = Rows(call), Gradients(call, wanted, columns)
     for rows, logits in chunks(call):
         of_rows.forward(rows, logits, False)
-        of_rows.backward(rows, logits, dloss)
+        of_rows.backward(rows, logits, dloss, logits)
         gradients.add(rows, logits)
     return gradients.done()
+
+
+def loss_and_logits(call: LinearCall) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, the logits of all tokens, one chunk, and their statistics. Unless the gradient of logits needs what is known in
+    backward alone, it lies over them."""
+    call = with_aligned_rows(call)
+    of_rows = Rows(call)
+    ((rows, logits),) = chunks(call)
+    of_rows.forward(rows, logits, not call.scaled_later)
+    return of_rows.loss(), logits, of_rows.stats
+
+
+def gradients_of_logits(
+    call: LinearCall, logits: Tensor, stats: Tensor, dloss: Tensor, wanted: tuple[bool, ...], keep: bool
+) -> Three:
+    """The gradients from what :func:`loss_and_logits` returned; with ``keep`` the logits stay as they are."""
+    columns, call, rows = call.x.shape[1], with_aligned_rows(call), slice(len(logits))
+    gradients = Gradients(call, wanted, columns)
+    if call.scaled_later:
+        of_rows, of_loss = Rows(call), logits
+        of_rows.stats = stats
+        if keep:
+            of_loss = torch.empty_strided(logits.shape, logits.stride(), dtype=logits.dtype, device=logits.device)
+        of_rows.backward(rows, logits, dloss, of_loss)
+        gradients.add(rows, of_loss)
+        return gradients.done()
+    gradients.add(rows, logits)
+    return scaled(gradients.done(), dloss)
+
+
+def scaled(gradients: Three, dloss: Tensor) -> Three:
+    """In place; nothing is touched where the loss's gradient is 1."""
+    for gradient in gradients:
+        if gradient is not None:
+            scale_plans.of((gradient,), dloss.dtype)(dloss, gradient)
+    return gradients
 
 
 label_plans = Plans(label_sums)

@@ -1,4 +1,4 @@
-"""``linear_cross_entropy(x, weight, target)``: cross entropy of x · weightᵀ, whose logits [T, V] are never held.
+"""``linear_cross_entropy(x, weight, target)``: cross entropy of x · weightᵀ, a chunk of logits [T, V] at a time.
 
 The loss takes one product of 2·T·D·V operations, the gradients two more; at D = 4096 in 16 bits that is thousands of
 operations a byte, so the rate of the matrix units is the limit. What it saves is memory: T·V logits and their copies
@@ -20,8 +20,14 @@ from weft.operators.autograd import KernelFunction, differentiable, reference_gr
 from weft.operators.call import Choice, cast_for_products, guarded
 from weft.operators.loss import reference as loss
 from weft.operators.loss.dispatch import LINEAR_FORWARD, LinearCall, linear_call
-from weft.operators.loss.kernels import scale_plans
-from weft.operators.loss.linear_chunks import gradients_of_losses, loss_and_gradients
+from weft.operators.loss.linear_chunks import (
+    gradients_of_logits,
+    gradients_of_losses,
+    loss_and_gradients,
+    loss_and_logits,
+    scaled,
+    with_aligned_rows,
+)
 from weft.operators.loss.linear_statistics import loss_plans
 from weft.operators.loss.reference import Options, wide
 from weft.operators.matmul.dispatch import default_precision
@@ -242,34 +248,41 @@ def few_workloads() -> dict[str, list[Workload]]:
 
 def loss_alone(call: LinearCall) -> Tensor:
     """Without a logit in memory."""
+    call = with_aligned_rows(call)
     tensors = call.x, call.weight, call.x if call.bias is None else call.bias, call.target, call.w
     has = (call.bias is not None, call.class_weight is not None)
     return loss_plans.of(tensors, call.options, *has, default_precision())(*tensors)
 
 
 class LinearCrossEntropy(KernelFunction):
-    """With ``at_once`` the gradients are made with the loss and saved; backward multiplies them by the loss's gradient on the
-    device, unless that is 1, and returns them once: a second backward (a retained graph) computes them again. Else they are
-    computed in backward, from logits that are computed again: one product more."""
+    """``how`` is the kernel's name. ``chunked``: the gradients are made with the loss and saved; backward multiplies them by the
+    loss's gradient on the device, unless that is 1, and returns them once: a second backward (a retained graph) computes them
+    again. ``held``: logits of one chunk are saved, or their gradient. ``triton``: logits are computed again in backward, a
+    product more."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, call: LinearCall, at_once: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, call: LinearCall, how: str) -> Tensor:
         wanted = tuple(ctx.needs_input_grad[:3])
-        ctx.made = None
-        ctx.at_once = at_once
-        if at_once and any(wanted) and call.options.reduction == "none":
+        ctx.made, ctx.overwritten = None, False
+        ctx.how = how if any(wanted) or how == "triton" else "chunked"
+        held: list[Tensor] = []
+        if ctx.how == "chunked" and any(wanted) and call.options.reduction == "none":
             raise Declined("each row's factor comes only in backward: gradients cannot be made with the losses")
+        if ctx.how == "held" and not call.one_chunk:
+            raise Declined(f"logits of {call.x.shape[0]} tokens, of which {call.rows} are in memory at once")
         ctx.asked = (call.options, call.chunk_rows, call.accumulate)
-        if at_once:
+        if ctx.how == "chunked":
             loss, ctx.made = loss_and_gradients(call, wanted)
+        elif ctx.how == "held":
+            loss, *held = loss_and_logits(call)
         else:
             loss = loss_alone(call)
-        ctx.save_for_backward(x, weight, call.target, bias, call.class_weight)
+        ctx.save_for_backward(x, weight, call.target, bias, call.class_weight, *held)
         return loss
 
     @staticmethod
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, target, bias, class_weight = ctx.saved_tensors
+        x, weight, target, bias, class_weight, *held = ctx.saved_tensors
         call = LinearCall(x, weight, target, bias, class_weight, *ctx.asked)
         wanted = tuple(ctx.needs_input_grad[:3])
         if torch.is_grad_enabled():
@@ -279,15 +292,16 @@ class LinearCrossEntropy(KernelFunction):
                 return reference(x, weight, target, bias=bias, **named)
 
             return (*reference_gradients(loss_of, (x, weight, bias), wanted, (dloss,)), None, None)
-        if not ctx.at_once:
+        if held and not ctx.overwritten:
+            keep = torch._C._autograd._get_current_graph_task_keep_graph()  # the graph is retained
+            ctx.overwritten = call.scaled_later and not keep
+            return (*gradients_of_logits(call, *held, dloss, wanted, keep), None, None)
+        if ctx.how != "chunked":
             return (*gradients_of_losses(call, dloss, wanted), None, None)
         made, ctx.made = ctx.made, None
         if made is None:
             made = loss_and_gradients(call, wanted)[1]
-        for gradient in made:
-            if gradient is not None:
-                scale_plans.of((gradient,), dloss.dtype)(dloss, gradient)
-        return (*made, None, None)
+        return (*scaled(made, dloss), None, None)
 
 
 def launchable(c: LinearCall) -> LinearCall:
@@ -297,9 +311,9 @@ def launchable(c: LinearCall) -> LinearCall:
     return c
 
 
-def ours(at_once: bool, x: Tensor, weight: Tensor, target: Tensor, **named: Any) -> Tensor:
+def ours(how: str, x: Tensor, weight: Tensor, target: Tensor, **named: Any) -> Tensor:
     call = launchable(linear_call(x, weight, target, **named))
-    return differentiable(LinearCrossEntropy, call.x, call.weight, call.bias, call, at_once)
+    return differentiable(LinearCrossEntropy, call.x, call.weight, call.bias, call, how)
 
 
 def liger(
@@ -361,8 +375,8 @@ linear_cross_entropy = Operator(
     ],
 )
 
-linear_cross_entropy.implementation("triton", arch=">=sm_80")(functools.partial(ours, False))
-linear_cross_entropy.implementation("chunked", backend="triton", arch=">=sm_80")(functools.partial(ours, True))
+for _name in ("triton", "chunked", "held"):
+    linear_cross_entropy.implementation(_name, backend="triton", arch=">=sm_80")(functools.partial(ours, _name))
 peers.register(linear_cross_entropy, composed)
 linear_cross_entropy.implementation("liger", requires="liger-kernel", devices=("cuda",))(liger)
 linear_cross_entropy.implementation("quack", requires="quack-kernels", devices=("cuda",))(quack)
@@ -386,7 +400,7 @@ def linear_cross_entropy_function(
     reduction: str = "mean", chunk_rows: int | None = None, accumulate: dtype | None = None,
     check_labels: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Cross entropy of a linear layer's logits, x · weightᵀ + bias, which are never all in memory.
+    """Cross entropy of a linear layer's logits, x · weightᵀ + bias, of which at most 1 GiB is in memory.
 
     Args:
         x: [T, D], the last hidden states; float32, float16, bfloat16 or float64. Rows that are ignored must be finite: zero
@@ -408,8 +422,10 @@ def linear_cross_entropy_function(
         TypeError: tensors of other dtypes, or dtypes that differ.
         ValueError: shapes, devices or options that do not fit; with ``check_labels``, a label out of range.
 
-    In eager mode the gradients of a mean or sum are made with the loss (three products in all), except for float16; else in
-    backward, from logits that are made again (four). Without a gradient wanted no logit is written.
+    In eager mode logits of one chunk stay in memory until backward. Of more chunks, the gradients of a mean or sum are made
+    with the loss (three products in all), except for float16; else in backward, from logits that are made again (four).
+    Without a gradient wanted logits are written a chunk at a time in float32 and where rows of x or weight do not begin on
+    16 bytes, else none.
     """
     x, weight, bias = cast_for_products(x, weight, bias)
     options = Options(ignore_index, label_smoothing, z_loss, soft_cap, reduction)._asdict()
@@ -418,4 +434,4 @@ def linear_cross_entropy_function(
     if chosen == "torch":
         return reference(x, weight, target, **named)
     call = linear_call(x, weight, target, **named)
-    return differentiable(LinearCrossEntropy, call.x, call.weight, call.bias, call, chosen == "chunked")
+    return differentiable(LinearCrossEntropy, call.x, call.weight, call.bias, call, chosen)
