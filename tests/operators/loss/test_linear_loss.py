@@ -12,7 +12,7 @@ from where import DEVICE, DTYPES
 
 from weft import ops
 from weft.definition import torch_dtype
-from weft.operators.loss import linear_chunks, linear_cross_entropy
+from weft.operators.loss import dispatch, linear_chunks, linear_cross_entropy
 from weft.operators.loss.dispatch import linear_call
 from weft.operators.loss.linear_cross_entropy import _by_parts, reference
 
@@ -45,8 +45,8 @@ def of_pytorch(x, weight, target, bias=None, factor=1.0, **options):
     (0, 100, 4, 1),
 ])  # fmt: skip
 def test_the_plan_bounds_the_logits_in_memory(t, v, size, rows):
-    assert linear_chunks.chunk_rows(t, v, size) == rows
-    assert rows * v * size <= linear_chunks.CHUNK_BYTES or rows == linear_chunks.WHOLE
+    assert dispatch.chunk_rows(t, v, size) == rows
+    assert rows * v * size <= dispatch.CHUNK_BYTES or rows == dispatch.TILE_ROWS
 
 
 def test_chunks_share_one_buffer_of_the_rows_asked_for():
@@ -73,16 +73,29 @@ def test_the_gradients_are_those_of_linear_and_cross_entropy(dtype, reduction, f
         torch.testing.assert_close(a.double(), b, rtol=near["rtol"], atol=near["atol"] * float(b.abs().max()))
 
 
-def test_a_retained_graph_gives_its_gradients_again_though_the_first_were_changed():
-    x, weight, target, _ = drawn()
+@pytest.mark.parametrize("chunk", [8, None])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_retained_graph_gives_its_gradients_again_though_the_first_were_changed(dtype, chunk):
+    x, weight, target, _ = drawn(dtype=torch_dtype(dtype))
     leaves = [x.requires_grad_(), weight.requires_grad_()]
-    loss = ops.linear_cross_entropy(*leaves, target, chunk_rows=8)
+    loss = ops.linear_cross_entropy(*leaves, target, chunk_rows=chunk)
     first = torch.autograd.grad(loss, leaves, retain_graph=True)
     kept = [g.clone() for g in first]
     for g in first:
         g.zero_()  # as an optimizer may
     for again, before in zip(torch.autograd.grad(2 * loss, leaves), kept, strict=True):
         torch.testing.assert_close(again, 2 * before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_batch_of_gradients_reads_logits_that_the_first_overwrites(dtype):
+    x, weight, target, _ = drawn(dtype=dtype, d=15)
+    leaves = [x.requires_grad_(), weight.requires_grad_()]
+    factors = torch.tensor([1.0, -2.0], device=DEVICE)
+    losses = [ops.linear_cross_entropy(*leaves, target) for _ in range(2)]
+    found = torch.autograd.grad(losses[0], leaves, factors, is_grads_batched=True)
+    for both, one in zip(found, torch.autograd.grad(losses[1], leaves), strict=True):
+        torch.testing.assert_close(both, torch.stack([one, -2 * one]), rtol=2e-2, atol=1e-4)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -136,9 +149,9 @@ def test_only_the_gradients_that_are_wanted_are_made(monkeypatch):
     made = []
     real = linear_chunks.Gradients.__init__
 
-    def noted(self, call, wanted):
+    def noted(self, call, wanted, *columns):
         made.append(wanted)
-        real(self, call, wanted)
+        real(self, call, wanted, *columns)
 
     monkeypatch.setattr(linear_chunks.Gradients, "__init__", noted)
     x, weight, target, bias = drawn(bias=True)
@@ -170,11 +183,20 @@ def test_the_reference_by_parts_is_the_reference():
 
 
 def test_it_says_how_it_makes_the_gradients():
-    x, weight, target, _ = drawn()
-    assert "no logit is written" in ops.explain("linear_cross_entropy", x, weight, target).reason
+    x, weight, target, _ = drawn(dtype=torch.float16)
+
+    def reason(**options):
+        return ops.explain("linear_cross_entropy", x, weight, target, **options).reason
+
+    assert "no logit is written" in reason()
     x.requires_grad_()
-    assert "with the loss" in ops.explain("linear_cross_entropy", x, weight, target).reason
-    assert "each row's factor" in ops.explain("linear_cross_entropy", x, weight, target, reduction="none").reason
+    assert "until backward" in reason()
+    assert "each row's factor" in reason(chunk_rows=8, reduction="none")
+    assert "the loss scale" in reason(chunk_rows=8)
+    x, weight, target, _ = drawn()
+    assert "by cuBLAS" in reason()
+    x.requires_grad_()
+    assert "with the loss" in reason(chunk_rows=8)
 
 
 X, WEIGHT, TARGET, _ = drawn()

@@ -432,18 +432,18 @@ BACKWARD = Dispatch(  # where the gradient is not made with the loss, or asked f
 # ---- linear cross entropy -----------------------------------------------------------
 
 CHUNK_BYTES = 2**30  # of logits that lie in memory at once
-WHOLE = 128  # rows of a tile of a product: chunks are multiples of it, and never fewer
+TILE_ROWS = 128  # of a product: chunks are multiples of it, and never fewer
 
 
 def chunk_rows(t: int, v: int, element_size: int, asked: int | None = None) -> int:
     """How many of ``t`` tokens have their logits in memory at once: equal chunks of whole tiles within CHUNK_BYTES."""
     if asked is not None:
         return max(min(asked, t), 1)
-    most = max(CHUNK_BYTES // (max(v, 1) * element_size) // WHOLE * WHOLE, WHOLE)
+    most = max(CHUNK_BYTES // (max(v, 1) * element_size) // TILE_ROWS * TILE_ROWS, TILE_ROWS)
     if t <= most:
         return max(t, 1)
     chunks = -(-t // most)
-    return min(-(-t // chunks // WHOLE) * WHOLE, most)
+    return min(-(-t // chunks // TILE_ROWS) * TILE_ROWS, most)
 
 
 @dataclass(frozen=True)
@@ -543,7 +543,7 @@ LINEAR_FORWARD = Dispatch(
     EMPTY,
     Route("torch", lambda c: c.traced, HELD),
     Route("chunked", lambda c: not c.wanted and (c.x.dtype == torch.float32 or not c.aligned),
-          "cuBLAS's product of a chunk of tokens at a time: of fp32, or of copies whose rows begin on 16 bytes", lambda c: True),
+          "fp32, or rows that do not begin on 16 bytes: a chunk at a time by cuBLAS, of copies", lambda c: True),
     Route("triton", lambda c: not c.wanted, "no gradient is needed: no logit is written", lambda c: True),
     Route("held", lambda c: c.one_chunk, "logits of one chunk stay in memory until backward", lambda c: True),
     Route("triton", lambda c: c.options.reduction == "none", FACTORS, lambda c: True),

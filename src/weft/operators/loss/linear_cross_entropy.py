@@ -255,10 +255,9 @@ def loss_alone(call: LinearCall) -> Tensor:
 
 
 class LinearCrossEntropy(KernelFunction):
-    """``how`` is the kernel's name. ``chunked``: the gradients are made with the loss and saved; backward multiplies them by the
-    loss's gradient on the device, unless that is 1, and returns them once: a second backward (a retained graph) computes them
-    again. ``held``: logits of one chunk are saved, or their gradient. ``triton``: logits are computed again in backward, a
-    product more."""
+    """``how``: ``chunked``, the gradients are made with the loss and saved; backward multiplies them by the loss's gradient on
+    the device, unless that is 1, and returns them once: a second backward (a retained graph) computes them again. ``held``,
+    logits of one chunk are saved, or their gradient. ``triton``, logits are computed again in backward, a product more."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, call: LinearCall, how: str) -> Tensor:
