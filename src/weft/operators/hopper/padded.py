@@ -1,15 +1,65 @@
 """Products of matrices whose rows begin anywhere, which TMA does not take: what does not fit is copied to rows that begin on 16
 bytes, and so is the result. cuBLAS falls to a quarter of its rate there."""
 
+import math
+
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from weft.operators.hopper.gemm import HopperPlan, across, why_not
 from weft.operators.hopper.tensor_maps import map_why_not
+from weft.operators.launch import Plan, Plans
 
 NOTHING = "rows begin on 16 bytes: nothing needs a copy"
 # Multiplications that copies save a microsecond of, elements copied in a microsecond, and launches, µs: estimates for an H100.
 PRODUCTS, COPIES, LAUNCHES = 1e8, 5e5, 10.0
+
+
+@triton.jit
+def copy_padded(
+    x_ptr, y_ptr, M, N, rows, columns, x_matrix, x_row, x_col, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """y [matrices, rows, columns] = x [matrices, M, N] of any strides, cut off or with zeros after it."""
+    tiles_n = tl.cdiv(columns, BLOCK_N)
+    tiles = tl.cdiv(rows, BLOCK_M) * tiles_n
+    matrix, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    m = tile // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    n = tile % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    x = x_ptr + matrix * x_matrix + m.to(tl.int64) * x_row + n.to(tl.int64) * x_col
+    y = y_ptr + (matrix * rows + m) * columns + n
+    tl.store(y, tl.load(x, mask=(m < M) & (n < N), other=0.0), mask=(m < rows) & (n < columns))
+
+
+@Plans
+def _copies(x: Tensor, rows: int, columns: int) -> Plan:
+    matrices, m, n = x.shape
+    tile = (64, 64) if across(x, -1) else (16, 256)
+    grid = (matrices * math.prod(triton.cdiv(*sizes) for sizes in zip((rows, columns), tile, strict=True)),)
+    scalars = (m, n, rows, columns, *x.stride())
+    return Plan(copy_padded, grid, scalars, dict(zip(("BLOCK_M", "BLOCK_N"), tile, strict=True)))
+
+
+def copied_to(t: Tensor, rows: int, columns: int) -> Tensor:
+    """A contiguous copy [.., rows, columns] of [.., M, N], cut off or with zeros after it."""
+    made = torch.empty((*t.shape[:-2], rows, columns), dtype=t.dtype, device=t.device)
+    copy(t, made)
+    return made
+
+
+def copy(x: Tensor, y: Tensor) -> None:
+    """Writes x [.., M, N] into a contiguous y [.., rows, columns], cut off or with zeros after it."""
+    if not y.numel():
+        return
+    x, y = (u.reshape(-1, *u.shape[-2:]) for u in (x, y))
+    if x.element_size() == 1:
+        x, y = x.view(torch.uint8), y.view(torch.uint8)
+    _copies.of((x,), *y.shape[1:])(x, y)
+
+
+def up_to(size: int, step: int = 8) -> int:
+    return -(-size // step) * step
 
 
 def fits(t: Tensor) -> bool:
@@ -18,10 +68,21 @@ def fits(t: Tensor) -> bool:
 
 def fitting(t: Tensor, device: torch.device | str | None = None) -> Tensor:
     """An empty matrix of t's shape and contiguous dimension whose rows begin on 16 bytes."""
-    turned, step = across(t, -1), 16 // t.element_size()
+    turned = across(t, -1)
     rows, columns = reversed(t.shape) if turned else t.shape
-    made = torch.empty((rows, -(-columns // step) * step), dtype=t.dtype, device=device or t.device)[:, :columns]
+    wide = up_to(columns, 16 // t.element_size())
+    made = torch.empty((rows, wide), dtype=t.dtype, device=device or t.device)[:, :columns]
     return made.t() if turned else made
+
+
+def fitted(t: Tensor) -> Tensor:
+    """A matrix that TMA takes: t itself, or its copy in the form of :func:`fitting`."""
+    if fits(t):
+        return t
+    if across(t, -1):
+        return fitted(t.t()).t()
+    rows, columns = t.shape
+    return copied_to(t, rows, up_to(columns, 16 // t.element_size()))[:, :columns]
 
 
 def form(t: Tensor) -> Tensor:
@@ -43,21 +104,21 @@ def pays(a: Tensor, b: Tensor) -> bool:
 
 def unsupported(a: Tensor, b: Tensor) -> str:
     """Why the copies cannot be multiplied ("" when they can)."""
-    return why_not(form(a), form(b), a.dtype, -(-b.shape[1] // 8) * 8)
+    return why_not(form(a), form(b), a.dtype, up_to(b.shape[1]))
 
 
 class PaddedPlan:
     """The launch of c = a · b for 16-bit a [M, K], b [K, N] and a contiguous c [M, N]."""
 
     def __init__(self, a: Tensor, b: Tensor):
-        self.columns = -(-b.shape[1] // 8) * 8
+        self.columns = up_to(b.shape[1])
         self.plan = HopperPlan(form(a), form(b), n=self.columns, device=a.device)
 
     def __call__(self, a: Tensor, b: Tensor, c: Tensor) -> None:
-        a, b = (t if fits(t) else fitting(t).copy_(t) for t in (a, b))
+        a, b = fitted(a), fitted(b)
         if self.columns == c.shape[1]:
             self.plan(a, b, c)
             return
         wide = torch.empty((c.shape[0], self.columns), dtype=c.dtype, device=c.device)
         self.plan(a, b, wide)
-        c.copy_(wide[:, : c.shape[1]])
+        copy(wide, c)

@@ -240,7 +240,7 @@ class PaddedLaunch:
         wide = y if columns == n else y.new_empty((x.shape[0], columns))
         self.launch(x, weight, x if bias is None else bias, x if residual is None else residual, wide, wide)
         if wide is not y:
-            flat(y).copy_(wide[:, :n])
+            padded.copy(wide, y)
 
 
 def padded_unsupported(c: LinearCall) -> str:

@@ -28,16 +28,11 @@ def with_aligned_rows(c: LinearCall) -> LinearCall:
     quarter of its rate with others."""
     if c.aligned:
         return c
-    d = -(-c.x.shape[1] // 8) * 8
-    x, weight = (t if t.shape[1] == d and padded.fits(t) else _copied(t, d) for t in (c.x, c.weight))
+    d = padded.up_to(c.x.shape[1])
+    x, weight = (
+        t if t.shape[1] == d and padded.fits(t) else padded.copied_to(t, t.shape[0], d) for t in (c.x, c.weight)
+    )
     return dataclasses.replace(c, x=x, weight=weight)
-
-
-def _copied(t: Tensor, columns: int) -> Tensor:
-    made = t.new_empty((t.shape[0], columns))
-    made[:, t.shape[1] :].zero_()
-    made[:, : t.shape[1]].copy_(t)
-    return made
 
 
 def chunks(c: LinearCall) -> Iterator[tuple[slice, Tensor]]:

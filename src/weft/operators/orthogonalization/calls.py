@@ -18,9 +18,9 @@ from weft.operators.random_inputs import drawn
 def pytorch_operators(
     name: str, by: Callable[[str], Callable[..., Tensor]], fake: Callable[..., Tensor], gradient: Callable[..., Tensor]
 ) -> dict[str, Callable[..., Tensor]]:
-    """By back end: ``weft::name``, whose Triton kernels a compiler sees, and ``weft::name_hopper``, which it does not. Made of
-    ``by(back end)``, annotated with the operator's schema (a tensor, then options), the same on ``fake`` tensors, and its
-    ``gradient`` of ``(gradient of the result, tensor, *options)``."""
+    """By back end: ``weft::name``, whose Triton kernels a compiler sees; ``weft::name_hopper`` and ``weft::name_strips``, which
+    it does not. Made of ``by(back end)``, annotated with the operator's schema (a tensor, then options), the same on ``fake``
+    tensors, and its ``gradient`` of ``(gradient of the result, tensor, *options)``."""
 
     def save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, *ctx.options = inputs
@@ -32,8 +32,10 @@ def pytorch_operators(
     made: dict[str, Any] = {
         "triton": torch.library.triton_op(f"weft::{name}", by("triton"), mutates_args=()),
         "cuda": torch.library.custom_op(f"weft::{name}_hopper", by("cuda"), mutates_args=()),
+        "strips": torch.library.custom_op(f"weft::{name}_strips", by("strips"), mutates_args=()),
     }
     made["cuda"].register_fake(fake)
+    made["strips"].register_fake(fake)
     for operator in made.values():
         operator.register_autograd(backward, setup_context=save)
     return made
@@ -49,7 +51,7 @@ class SymmetricProduct:
         def by(backend: str) -> Callable[..., Tensor]:
             @functools.wraps(reference)
             def product(x: Tensor, *factors: float) -> Tensor:
-                if on_gpu(x) or backend == "cuda":
+                if on_gpu(x) or backend != "triton":
                     return table.kernel(backend).of((x,), *factors)(x)
                 return reference(x, *factors)
 
@@ -97,8 +99,10 @@ def implement(operator: Operator, kernel: Callable[[str], Any], quack: Callable[
     sixteen_bits = ("bf16", "fp16")
     for name in names:
         backend, _, form = name.partition("-")
-        dtypes = ("bf16",) if form else sixteen_bits if backend == "cuda" else ()
+        dtypes = ("bf16",) if form else {"cuda": sixteen_bits, "strips": ("fp32",)}.get(backend, ())
         only = {"arch": "==sm_90", "devices": ("cuda",)} if backend == "cuda" else {"arch": ">=sm_80"}
-        operator.implementation(name, backend=backend, dtypes=dtypes, **only)(kernel(name))
+        operator.implementation(name, backend="cuda" if backend == "cuda" else "triton", dtypes=dtypes, **only)(
+            kernel(name)
+        )
     peers.register(operator, operator.reference)
     operator.implementation("quack", requires="quack-kernels", devices=("cuda",), dtypes=sixteen_bits)(quack)

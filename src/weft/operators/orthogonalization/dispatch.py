@@ -20,7 +20,7 @@ from weft.operators.checks import check_shape, check_tensor, either
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
-from weft.operators.hopper import gemm, tile_sizes
+from weft.operators.hopper import gemm, padded, tile_sizes
 from weft.operators.hopper.gemm import SIXTEEN_BITS, HopperPlan
 from weft.operators.hopper.tile_sizes import COLUMN_COST, LINE, MULTIPROCESSORS, ROWS
 from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
@@ -29,7 +29,7 @@ from weft.operators.matmul.kernels import layout_of
 from weft.operators.orthogonalization import iteration
 from weft.operators.orthogonalization.coefficients import Coefficients, known, margin, schedule
 from weft.operators.orthogonalization.iteration import flops
-from weft.operators.orthogonalization.kernels import product, quotients, square_sums, symmetric_product, tiles
+from weft.operators.orthogonalization.kernels import mirror, product, quotients, square_sums, symmetric_product, tiles
 
 # ---- Triton: configurations ------------------------------------------------------------------------------------------
 
@@ -121,6 +121,52 @@ def symmetric_by_triton(a: Tensor, b: Tensor, c: Tensor, beta: float, of_a: floa
 def product_by_triton(a: Tensor, b: Tensor, c: Tensor, beta: float, of_b: float) -> None:
     if c.numel():
         product_plans.of((a, b, c), default_precision(), beta, of_b)(a, b, c)
+
+
+# ---- fp32: cuBLAS ------------------------------------------------------------------------------------------------------
+
+STRIP = 1536  # rows from which a strip's product fills the GPU
+MOST_STRIPS = 4
+MIRROR = 32 if INTERPRETING else 64  # rows and columns of a tile
+
+
+@Plans
+def mirror_plans(c: Tensor) -> Plan:
+    batch, m, _ = c.shape
+    return Plan(mirror, (batch * tiles(triton.cdiv(m, MIRROR)),), (m,), {"BLOCK": MIRROR})
+
+
+def symmetric_in_strips(a: Tensor, b: Tensor, c: Tensor, beta: float, of_a: float = 0.0, of_b: float = 0.0) -> None:
+    """beta·A·B + of_a·A + of_b·B by cuBLAS's products of strips of rows, up to the diagonal; what is above it is mirrored."""
+    if not c.numel():
+        return
+    m = c.shape[-1]
+    c = c.view(-1, m, m)
+    a, b = (t if 1 in t.stride()[1:] else t.contiguous() for t in (a, b))
+    strips = max(1, min(MOST_STRIPS, int(len(c) ** 0.5 * m) // STRIP))
+    height = -(-m // strips)
+    for first in range(0, m, height):
+        rows, columns = slice(first, first + height), slice(first + height)
+        _plus_product(
+            a[:, rows, columns] if of_a else None, a[:, rows], b[..., columns], c[:, rows, columns], beta, of_a
+        )
+        if of_b:
+            c[:, rows, columns].add_(b[:, rows, columns], alpha=of_b)
+    mirror_plans.of((c,))(c)
+
+
+def product_by_cublas(a: Tensor, b: Tensor, c: Tensor, beta: float, of_b: float) -> None:
+    if c.numel():
+        _plus_product(b, a, b, c, beta, of_b)
+
+
+def _plus_product(added: Tensor | None, a: Tensor, b: Tensor, c: Tensor, beta: float, factor: float) -> None:
+    """Writes beta·A·B, plus factor times a matrix, into c. Of a factor of 0 the matrix is not read."""
+    operands = c if added is None else added, a, b
+    if len(c) == 1:
+        torch.addmm(*(t[0] for t in operands), beta=factor, alpha=beta, out=c[0])
+    else:
+        torch.baddbmm(*operands, beta=factor, alpha=beta, out=c)
 
 
 # ---- Hopper: configurations ------------------------------------------------------------------------------------------
@@ -267,7 +313,8 @@ def normalized(x: Tensor, margin: float, eps: float, dtype: torch.dtype) -> Tens
 
 
 BY_TRITON = iteration.Products(symmetric_by_triton, product_by_triton, normalized)
-ON_HOPPER = iteration.Products(symmetric_on_hopper, product_on_hopper, normalized)
+ON_HOPPER = iteration.Products(symmetric_on_hopper, product_on_hopper, normalized, 8)
+BY_CUBLAS = iteration.Products(symmetric_in_strips, product_by_cublas, normalized)
 
 # ---- symmetric products ----------------------------------------------------------------------------------------------
 
@@ -290,6 +337,10 @@ def check_matrices(operator: str, name: str, x: Any) -> None:
 
 
 STRIDES = "the leading dimensions do not collapse into one stride, so a copy would be needed"
+LEAST_PADDED, LONG = (
+    2**26,
+    1024,
+)  # multiplications, and terms of a sum, from which two copies cost less than Triton's loop
 HALF = "half of the tiles are computed, the others are their mirror images"
 
 
@@ -317,6 +368,22 @@ class SymmetricCall(Call):
         if x.dtype not in SIXTEEN_BITS:
             return f"{x.dtype}; the kernel takes bfloat16 and float16"
         return self.operand_obstacle(x) or gemm.why_not(x, x.mT, x.dtype)
+
+    def padded_obstacle(self) -> str:
+        """The same of a copy of x that ends with zeros."""
+        x = matrices(self.x)
+        if x is None or self.sm != 90 or x.dtype not in SIXTEEN_BITS:
+            return self.hopper_obstacle()
+        x = torch.empty((len(x), *map(padded.up_to, x.shape[1:])), dtype=x.dtype, device="meta")
+        return self.operand_obstacle(x) or gemm.why_not(x, x.mT, x.dtype)
+
+    @property
+    def worth_padding(self) -> bool:
+        *batch, m, n = self.x.shape
+        return math.prod(batch) * m * m * n >= LEAST_PADDED or n >= LONG
+
+    def strips_obstacle(self) -> str:
+        return self.strides() or ("" if self.x.dtype == torch.float32 else f"{self.x.dtype}; it is for float32")
 
     def operand_obstacle(self, x: Tensor) -> str:
         raise NotImplementedError
@@ -370,12 +437,34 @@ def symmetric_launch(products: iteration.Products, c: SymmetricCall) -> Callable
     return run
 
 
+def padded_launch(c: SymmetricCall) -> Callable[[Tensor], Tensor]:
+    own, factors = c.own, c.factors
+
+    def run(x: Tensor) -> Tensor:
+        m, n = x.shape[-2:]
+        wide = matrices(x)
+        assert wide is not None  # the route's condition
+        wide = padded.copied_to(wide, padded.up_to(m), padded.up_to(n))
+        out = wide.new_empty((len(wide), wide.shape[1], wide.shape[1]))
+        symmetric_on_hopper(wide, wide.mT if own else wide, out, *factors)
+        return (out if m % 8 == 0 else padded.copied_to(out, m, m)).view(*x.shape[:-1], m)
+
+    return run
+
+
+STRIPS = "fp32: cuBLAS's products of strips of rows up to the diagonal, mirrored"
+
+
 def _symmetric_table(call: type[SymmetricCall]) -> Dispatch:
     return Dispatch(
         call, ON_CPU, EMPTY,
         Route("torch", lambda c: bool(c.strides()), STRIDES),
         Route("cuda", lambda c: not c.traced, f"Hopper's main loop: {HALF}",
               partial(symmetric_launch, ON_HOPPER), SymmetricCall.hopper_obstacle, sm=90),
+        Route("cuda", lambda c: not c.traced and c.worth_padding, "the same of copies whose rows begin on 16 bytes",
+              padded_launch, SymmetricCall.padded_obstacle, sm=90),
+        Route("strips", lambda c: not c.traced, STRIPS,
+              partial(symmetric_launch, BY_CUBLAS), SymmetricCall.strips_obstacle),
         Route("triton", lambda c: True, HALF, partial(symmetric_launch, BY_TRITON), SymmetricCall.strides),
     )  # fmt: skip
 
@@ -426,9 +515,6 @@ class IterationCall(Call):
 
     def hopper_obstacle(self) -> str:
         """Why Hopper's main loop cannot take the iteration, whose operands are its own ("" when it can)."""
-        rows, columns = self.x.shape[-2:]
-        if rows % 8 or columns % 8:
-            return f"rows of {rows} and {columns} 16-bit floats do not all begin on 16 bytes, as TMA requires"
         if self.result_dtype not in SIXTEEN_BITS:
             return f"{self.result_dtype}; the kernel takes bfloat16 and float16"
         return "" if self.sm == 90 else f"compiled for sm_90, this is sm_{self.sm}"
@@ -454,5 +540,7 @@ NEWTON_SCHULZ = Dispatch(
     Route("triton-gram", lambda c: c.gram_form, FEWER, partial(iteration_plan, BY_TRITON, "gram"), IterationCall.on_hopper),
     Route("cuda", lambda c: not c.gram_form and not c.traced, SYMMETRIC,
           partial(iteration_plan, ON_HOPPER, "symmetric"), IterationCall.hopper_obstacle, sm=90),
+    Route("strips", lambda c: not c.gram_form and not c.traced, STRIPS, partial(iteration_plan, BY_CUBLAS, "symmetric"),
+          lambda c: "" if c.result_dtype == torch.float32 else f"{c.result_dtype}; it is for float32"),
     Route("triton", lambda c: True, SYMMETRIC, partial(iteration_plan, BY_TRITON, "symmetric")),
 )  # fmt: skip

@@ -80,7 +80,7 @@ gram = Operator(
     ],
 )
 
-implement(gram, call.kernel, lambda x: quack(x, x.mT), "triton", "cuda")
+implement(gram, call.kernel, lambda x: quack(x, x.mT), "triton", "cuda", "strips")
 gram.choice(guarded(GRAM.choose))
 
 

@@ -85,7 +85,14 @@ gram_polynomial = Operator(
     ],
 )
 
-implement(gram_polynomial, call.kernel, lambda a, alpha, beta: quack(a, a, a, alpha=beta, beta=alpha), "triton", "cuda")
+implement(
+    gram_polynomial,
+    call.kernel,
+    lambda a, alpha, beta: quack(a, a, a, alpha=beta, beta=alpha),
+    "triton",
+    "cuda",
+    "strips",
+)
 gram_polynomial.choice(guarded(POLYNOMIAL.choose))
 
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from weft.operators.hopper import padded
 from weft.operators.orthogonalization.coefficients import Step
 
 FORMS = ("direct", "symmetric", "gram")
@@ -45,6 +46,7 @@ class Products(NamedTuple):
     symmetric: Callable[..., None]
     general: Callable[..., None]  # (a, b, c, beta, of_b) writes beta·A·B + of_b·B into c
     normalized: Callable[[Tensor, float, float, torch.dtype], Tensor]  # (x, margin, eps, dtype), as :func:`normalized`
+    step: int = 1  # sizes that are no multiple of it are padded with zeros, which stay zeros
 
 
 def normalized(x: Tensor, margin: float, eps: float, dtype: torch.dtype, traced: bool = True) -> Tensor:
@@ -103,11 +105,16 @@ def launched(
     y = (normalized if traced else products.normalized)(x, margin, eps, inside)
     if not y.numel():
         return y.to(dtype)
-    y = y.view(x.shape[:-2].numel(), *x.shape[-2:])
+    m, n = x.shape[-2:]
+    y = y.view(x.shape[:-2].numel(), m, n)
+    whole = tuple(padded.up_to(size, products.step) for size in (m, n))
+    if whole != (m, n):
+        y = padded.copied_to(y, *whole)
     if tall := y.shape[-2] > y.shape[-1]:
         y = y.mT  # a view: strides say it
     y = (_symmetric if form == "symmetric" else _gram)(y, steps, dtype, products)
-    return (y.mT if tall else y).view(x.shape)
+    y = y.mT if tall else y
+    return (y if whole == (m, n) else padded.copied_to(y, m, n)).view(x.shape)
 
 
 def _symmetric(x: Tensor, steps: tuple[Step, ...], dtype: torch.dtype, products: Products) -> Tensor:

@@ -127,6 +127,19 @@ def symmetric_product(
 
 
 @triton.jit
+def mirror(c_ptr, M, BLOCK: tl.constexpr):
+    """Writes the elements below the diagonal of each matrix C [M, M] above it too."""
+    rows = tl.cdiv(M, BLOCK)
+    tiles = rows * (rows + 1) // 2
+    row, column = lower_tile(tl.program_id(0) % tiles, rows, 8)
+    c_ptr += (tl.program_id(0) // tiles).to(tl.int64) * M * M
+    m = (row * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    n = (column * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    tile = tl.load(c_ptr + m[:, None] * M + n[None, :], mask=(m[:, None] < M) & (n[None, :] < M), other=0.0)
+    tl.store(c_ptr + n[:, None] * M + m[None, :], tl.trans(tile), mask=(n[:, None] < m[None, :]) & (m[None, :] < M))
+
+
+@triton.jit
 def product(
     a_ptr, b_ptr, c_ptr, M, N, K, a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row, c_col, beta, of_b,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr,

@@ -11,7 +11,7 @@ from weft.operators import mutants
 from weft.operators.call import eager, guarded, on_gpu
 from weft.operators.orthogonalization.calls import implement, matrices, pytorch_operators
 from weft.operators.orthogonalization.coefficients import NAMES, Coefficients, Step, margin, schedule
-from weft.operators.orthogonalization.dispatch import BY_TRITON, NEWTON_SCHULZ, ON_HOPPER
+from weft.operators.orthogonalization.dispatch import BY_CUBLAS, BY_TRITON, NEWTON_SCHULZ, ON_HOPPER
 from weft.operators.orthogonalization.iteration import by_pytorch, flops, gradient, launched, normalized
 from weft.operators.random_inputs import LAYOUTS, VALUES
 
@@ -34,8 +34,8 @@ def by(backend: str) -> Callable[..., Tensor]:
         x: Tensor, coefficients: list[float], margin: float, eps: float, form: str, dtype: torch.dtype
     ) -> Tensor:
         steps = _triples(coefficients)
-        if backend == "cuda":
-            return launched(x, steps, margin, eps, form, dtype, ON_HOPPER)
+        if backend != "triton":
+            return launched(x, steps, margin, eps, form, dtype, ON_HOPPER if backend == "cuda" else BY_CUBLAS)
         if not on_gpu(x):
             return by_pytorch(x, steps, margin, eps, dtype)
         return launched(x, steps, margin, eps, form, dtype, BY_TRITON, traced=True)
@@ -163,7 +163,7 @@ newton_schulz = Operator(
     ],
 )
 
-implement(newton_schulz, kernel, quack, "triton", "triton-gram", "cuda", "cuda-gram")
+implement(newton_schulz, kernel, quack, "triton", "triton-gram", "cuda", "cuda-gram", "strips")
 choose = newton_schulz.choice(guarded(NEWTON_SCHULZ.choose))
 
 
