@@ -66,59 +66,67 @@ def fits(t: Tensor) -> bool:
     return not map_why_not("", t, t.element_size(), across(t, -1))
 
 
+def alone(t: Tensor) -> Tensor:
+    """The one matrix of a batch that is the same for all."""
+    return t[0] if t.ndim == 3 and t.stride(0) == 0 else t
+
+
 def fitting(t: Tensor, device: torch.device | str | None = None) -> Tensor:
-    """An empty matrix of t's shape and contiguous dimension whose rows begin on 16 bytes."""
+    """An empty matrix, or batch of them, of t's shape and contiguous dimension whose rows begin on 16 bytes."""
     turned = across(t, -1)
-    rows, columns = reversed(t.shape) if turned else t.shape
+    *batch, rows, columns = (t.mT if turned else t).shape
     wide = up_to(columns, 16 // t.element_size())
-    made = torch.empty((rows, wide), dtype=t.dtype, device=device or t.device)[:, :columns]
-    return made.t() if turned else made
+    made = torch.empty((*batch, rows, wide), dtype=t.dtype, device=device or t.device)[..., :columns]
+    return made.mT if turned else made
 
 
 def fitted(t: Tensor) -> Tensor:
-    """A matrix that TMA takes: t itself, or its copy in the form of :func:`fitting`."""
+    """A matrix, or batch of them, that TMA takes: t itself, or its copy in the form of :func:`fitting`."""
     if fits(t):
         return t
+    if (one := alone(t)) is not t:
+        return fitted(one).expand(t.shape)
     if across(t, -1):
-        return fitted(t.t()).t()
-    rows, columns = t.shape
-    return copied_to(t, rows, up_to(columns, 16 // t.element_size()))[:, :columns]
+        return fitted(t.mT).mT
+    rows, columns = t.shape[-2:]
+    return copied_to(t, rows, up_to(columns, 16 // t.element_size()))[..., :columns]
 
 
 def form(t: Tensor) -> Tensor:
     """What stands for a matrix: itself, or where TMA does not take it the form of its copy."""
-    return t if fits(t) else fitting(t, "meta")
+    return t if fits(t) else fitting(alone(t), "meta").expand(t.shape)
 
 
 def copied(a: Tensor, b: Tensor) -> int:
-    """Elements that are copied for a [M, K] times b [K, N]."""
-    m, n = a.shape[0], b.shape[1]
-    return sum(t.numel() for t in (a, b) if not fits(t)) + (m * n if n % 8 else 0)
+    """Elements that are copied for a [.., M, K] times b [.., K, N]."""
+    m, n = a.shape[-2], b.shape[-1]
+    results = a.shape[:-2].numel() * m * n
+    return sum(alone(t).numel() for t in (a, b) if not fits(t)) + (results if n % 8 else 0)
 
 
 def pays(a: Tensor, b: Tensor) -> bool:
-    """Whether the copies take less than what cuBLAS loses."""
-    m, k, n = *a.shape, b.shape[1]
-    return m * n * k / PRODUCTS > copied(a, b) / COPIES + LAUNCHES
+    """Whether copies are needed, and take less than what cuBLAS loses."""
+    elements = copied(a, b)
+    return elements > 0 and a.numel() * b.shape[-1] / PRODUCTS > elements / COPIES + LAUNCHES
 
 
 def unsupported(a: Tensor, b: Tensor) -> str:
     """Why the copies cannot be multiplied ("" when they can)."""
-    return why_not(form(a), form(b), a.dtype, up_to(b.shape[1]))
+    return why_not(form(a), form(b), a.dtype, up_to(b.shape[-1]))
 
 
 class PaddedPlan:
-    """The launch of c = a · b for 16-bit a [M, K], b [K, N] and a contiguous c [M, N]."""
+    """The launch of c = a · b for 16-bit a [.., M, K], b [.., K, N] with at most one batch dimension, and a contiguous c."""
 
     def __init__(self, a: Tensor, b: Tensor):
-        self.columns = up_to(b.shape[1])
+        self.columns = up_to(b.shape[-1])
         self.plan = HopperPlan(form(a), form(b), n=self.columns, device=a.device)
 
     def __call__(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         a, b = fitted(a), fitted(b)
-        if self.columns == c.shape[1]:
+        if self.columns == c.shape[-1]:
             self.plan(a, b, c)
             return
-        wide = torch.empty((c.shape[0], self.columns), dtype=c.dtype, device=c.device)
+        wide = torch.empty((*c.shape[:-1], self.columns), dtype=c.dtype, device=c.device)
         self.plan(a, b, wide)
         copy(wide, c)

@@ -15,7 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, constants_of, grid_of
-from weft.operators.launch import INTERPRETING, Plan, target_sm
+from weft.operators.cuda import pointer_aligned
+from weft.operators.hopper.padded import copied_to, up_to
+from weft.operators.launch import INTERPRETING, Plan, multiprocessors, target_sm
 from weft.operators.linear.gemv import shared_limit
 from weft.operators.matmul.kernels import tile, tile_of
 from weft.operators.quantization.formats import format_of
@@ -122,10 +124,39 @@ def steps_of(scale: Tensor) -> tuple[int, int]:
     return row, column
 
 
+def aligned(t: Tensor) -> bool:
+    """Whether rows of codes begin on 16 bytes; of others each byte is loaded by itself."""
+    return (t.stride(1) == 1 or t.shape[1] == 1) and t.stride(0) % 16 == 0 and pointer_aligned(t)
+
+
 def plan(c: Any) -> Any:
-    """Of ``(a, b, a_scale, b_scale, bias, out)`` for a call of ``scaled_matmul``."""
-    (m, k), n, blockwise = c.a.shape, c.b.shape[1], c.kind == "block"
-    a_format, b_format = (format_of(t.dtype) for t in (c.a, c.b))
+    """Of ``(a, b, a_scale, b_scale, bias, out)`` for a call of ``scaled_matmul``. Rows of codes that do not begin on 16 bytes are
+    copied, with zeros up to whole steps, where a multiprocessor takes more than one step of K."""
+    (m, k), n, whole = c.a.shape, c.b.shape[1], up_to(c.a.shape[1], BLOCK)
+    rows = (c.a, c.b.t())
+    copies = [k > 0 and not (aligned(t) and k % 16 == 0) for t in rows]
+    waves = triton.cdiv(triton.cdiv(m, 64) * triton.cdiv(n, 64), multiprocessors(c.a.device))
+    if not any(copies) or waves * whole <= BLOCK:
+        return tiled_plan(c, c.a, c.b)
+    columns = whole if all(copies) else k
+
+    def copied(t: Tensor, is_copied: bool) -> Tensor:
+        return copied_to(t, len(t), columns) if is_copied else t
+
+    forms = (torch.empty(len(t), columns, dtype=t.dtype, device="meta") for t in rows)
+    a, b = (form if is_copied else t for form, t, is_copied in zip(forms, rows, copies, strict=True))
+    launch = tiled_plan(c, a, b.t())
+
+    def run(a: Tensor, b: Tensor, *others: Tensor) -> None:
+        launch(copied(a, copies[0]), copied(b.t(), copies[1]).t(), *others)
+
+    return run
+
+
+def tiled_plan(c: Any, a: Tensor, b: Tensor) -> Any:
+    """The launch for operands in the form of a and b."""
+    (m, k), n, blockwise = a.shape, b.shape[1], c.kind == "block"
+    a_format, b_format = (format_of(t.dtype) for t in (a, b))
     sums = 2 if blockwise or (a_format != "int8" and not c.fast_accumulate) else 1
     config = configuration(c.a.device, sums, blockwise, bucket(m), bucket(n), bucket(k))
     decoded = INTERPRETING or (a_format != "int8" and target_sm(c.a.device) < NATIVE_FP8)
@@ -133,7 +164,7 @@ def plan(c: Any) -> Any:
     scales = {"BLOCKWISE": blockwise, "HAS_BIAS": c.bias is not None}
     constants = {**codes, **scales, **constants_of(config), "EVEN_K": k % config["BLOCK_K"] == 0}
     bias_step = 0 if c.bias is None else c.bias.stride(0)
-    scalars = (m, n, k, *c.a.stride(), *c.b.stride(), *steps_of(c.a_scale), *steps_of(c.b_scale), bias_step)
+    scalars = (m, n, k, *a.stride(), *b.stride(), *steps_of(c.a_scale), *steps_of(c.b_scale), bias_step)
     grid = (triton.cdiv(m, config["BLOCK_M"]) * triton.cdiv(n, config["BLOCK_N"]),)
     launch = Plan(scaled_tiled, grid, scalars, constants, config["num_warps"], config["num_stages"])
 

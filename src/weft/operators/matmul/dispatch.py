@@ -165,9 +165,15 @@ def tiled_launch(c: MatmulCall) -> Launch:
 
 
 def padded_unsupported(c: MatmulCall) -> str:
-    if c.a.dtype == torch.float32 or not c.two_matrices or c.sm != 90:
+    if c.a.dtype == torch.float32 or any(c.vectors) or c.sm != 90:
         return hopper_unsupported(c)
-    return padded.unsupported(c.a, c.b)
+    a, b = c.operands
+    return padded.unsupported(a, b) if a.ndim <= 3 else "batch dimensions that do not merge into one"
+
+
+def padded_launch(c: MatmulCall) -> Launch:
+    plan = padded.PaddedPlan(*c.operands)
+    return (lambda a, b, out: plan(*forms(a, b), out)), c.shape
 
 
 def hopper_unsupported(c: MatmulCall) -> str:
@@ -192,8 +198,8 @@ FORWARD = Dispatch(
           tiled_launch, tiled_unsupported),
     Route("cuda", lambda c: True, "two matrices of 16-bit floats by TMA and wgmma: level with cuBLAS in the mean",
           lambda c: (gemm.HopperPlan(c.a, c.b), c.shape), hopper_unsupported, sm=90),
-    Route("cuda-padded", lambda c: padded.pays(c.a, c.b), "copies with rows that begin on 16 bytes: cuBLAS is slow without",
-          lambda c: (padded.PaddedPlan(c.a, c.b), c.shape), padded_unsupported, sm=90),
+    Route("cuda-padded", lambda c: padded.pays(*c.operands),
+          "copies with rows that begin on 16 bytes: cuBLAS is slow without", padded_launch, padded_unsupported, sm=90),
     Route("torch", lambda c: True, "cuBLAS: level or ahead in batches, and of what TMA cannot take"),
 )  # fmt: skip
 
@@ -299,6 +305,14 @@ def by_triton(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     a = a.expand(*a.shape[:outer], *batch[outer:], m, k).view(*lead_a, m * math.prod(batch[outer:]), k)
     b = b.view(*lead_b, k, n)
     return matmul_op(a, b, precision).view(*batch, m, n)
+
+
+def by_copies(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
+    """Hopper's main loop on copies with rows that begin on 16 bytes."""
+    call = MatmulCall(a, b, precision)
+    if reason := padded_unsupported(call) or ("" if padded.copied(*call.operands) else padded.NOTHING):
+        raise Declined(reason)
+    return launched(FORWARD.kernel("cuda-padded"), a, b)
 
 
 # ---- PyTorch's product at a precision --------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ from weft.definition import Declined, Mutant, Operator, Tolerance, workload, wor
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, guarded
 from weft.operators.hopper.gemm import ON_HOPPER
-from weft.operators.hopper.padded import NOTHING
 from weft.operators.matmul import dispatch
 from weft.operators.matmul.reference import GRADIENTS, OPTIONS, SUMS, cost, inputs, reference, rounding
 
@@ -100,12 +99,7 @@ def matmul_hopper(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     return dispatch.product(a, b)
 
 
-@matmul.implementation("cuda-padded", backend="cuda", directions=("forward",), **ON_HOPPER)
-def matmul_padded(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    call = dispatch.MatmulCall(a, b, precision)
-    if reason := dispatch.padded_unsupported(call) or ("" if dispatch.hopper_unsupported(call) else NOTHING):
-        raise Declined(reason)
-    return dispatch.launched(dispatch.FORWARD.kernel("cuda-padded"), a, b)
+matmul.implementation("cuda-padded", backend="cuda", directions=("forward",), **ON_HOPPER)(dispatch.by_copies)
 
 
 def numpy(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
