@@ -60,8 +60,9 @@ def test_chunks_share_one_buffer_of_the_rows_asked_for():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("reduction", "factor"), [("mean", 1.0), ("sum", -0.25), ("none", 0.5)])
 @pytest.mark.parametrize("chunk", [None, 7])
-def test_the_gradients_are_those_of_linear_and_cross_entropy(dtype, reduction, factor, chunk):
-    x, weight, target, bias = drawn(dtype=torch_dtype(dtype), bias=True)
+@pytest.mark.parametrize("sizes", [(20, 16, 40), (20, 13, 37)])
+def test_the_gradients_are_those_of_linear_and_cross_entropy(dtype, reduction, factor, chunk, sizes):
+    x, weight, target, bias = drawn(*sizes, dtype=torch_dtype(dtype), bias=True)
     target[3] = -100
     leaves = [a.clone().requires_grad_() for a in (x, weight, bias)]
     want, gradients = of_pytorch(x, weight, target, bias, factor, reduction=reduction)
@@ -89,7 +90,7 @@ def test_a_retained_graph_gives_its_gradients_again_though_the_first_were_change
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_batch_of_gradients_reads_logits_that_the_first_overwrites(dtype):
-    x, weight, target, _ = drawn(dtype=dtype, d=15)
+    x, weight, target, _ = drawn(dtype=dtype, d=15, v=37)
     leaves = [x.requires_grad_(), weight.requires_grad_()]
     factors = torch.tensor([1.0, -2.0], device=DEVICE)
     losses = [ops.linear_cross_entropy(*leaves, target) for _ in range(2)]

@@ -13,8 +13,9 @@ from weft.operators.hopper.tensor_maps import map_why_not
 from weft.operators.launch import Plan, Plans
 
 NOTHING = "rows begin on 16 bytes: nothing needs a copy"
-# Multiplications that copies save a microsecond of, elements copied in a microsecond, and launches, µs: estimates for an H100.
-PRODUCTS, COPIES, LAUNCHES = 1e8, 5e5, 10.0
+# Measured on an H200: multiplications in the microsecond that aligned rows save, elements copied in a microsecond, the launch of
+# a copy in µs.
+PRODUCTS, COPIES, LAUNCH = 8e7, 8e5, 3.0
 
 
 @triton.jit
@@ -97,17 +98,17 @@ def form(t: Tensor) -> Tensor:
     return t if fits(t) else fitting(alone(t), "meta").expand(t.shape)
 
 
-def copied(a: Tensor, b: Tensor) -> int:
-    """Elements that are copied for a [.., M, K] times b [.., K, N]."""
+def copied(a: Tensor, b: Tensor) -> list[int]:
+    """Elements of each copy that a [.., M, K] times b [.., K, N] needs."""
     m, n = a.shape[-2], b.shape[-1]
     results = a.shape[:-2].numel() * m * n
-    return sum(alone(t).numel() for t in (a, b) if not fits(t)) + (results if n % 8 else 0)
+    return [alone(t).numel() for t in (a, b) if not fits(t)] + ([results] if n % 8 else [])
 
 
 def pays(a: Tensor, b: Tensor) -> bool:
     """Whether copies are needed, and take less than what cuBLAS loses."""
     elements = copied(a, b)
-    return elements > 0 and a.numel() * b.shape[-1] / PRODUCTS > elements / COPIES + LAUNCHES
+    return bool(elements) and a.numel() * b.shape[-1] / PRODUCTS > sum(elements) / COPIES + LAUNCH * len(elements)
 
 
 def unsupported(a: Tensor, b: Tensor) -> str:

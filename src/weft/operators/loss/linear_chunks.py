@@ -23,24 +23,25 @@ FEW = 4  # chunks up to which a 16-bit dweight is summed in its own dtype; its e
 Three = tuple[Tensor | None, Tensor | None, Tensor | None]  # by x, the weight and the bias
 
 
-def with_aligned_rows(c: LinearCall) -> LinearCall:
-    """The call, or that of copies of x and the weight whose rows begin on 16 bytes and end with zeros: cuBLAS falls to a
-    quarter of its rate with others."""
-    if c.aligned:
+def aligned(c: LinearCall) -> LinearCall:
+    """The call, or that of copies whose sizes along D and V are multiples of 8 and whose rows begin on 16 bytes, filled up with
+    zeros: of other sizes in 16 bits cuBLAS falls to a quarter of its rate. Logits of the classes added are zeros."""
+    if c.aligned and (c.x.element_size() > 2 or c.weight.shape[0] % 8 == 0):
         return c
-    d = padded.up_to(c.x.shape[1])
+    d, v, bias = padded.up_to(c.x.shape[1]), padded.up_to(c.weight.shape[0]), c.bias
     x, weight = (
-        t if t.shape[1] == d and padded.fits(t) else padded.copied_to(t, t.shape[0], d) for t in (c.x, c.weight)
+        t if tuple(t.shape) == shape and padded.fits(t) else padded.copied_to(t, *shape)
+        for t, shape in ((c.x, (c.x.shape[0], d)), (c.weight, (v, d)))
     )
-    return dataclasses.replace(c, x=x, weight=weight)
+    if bias is not None and len(bias) != v:
+        bias = padded.copied_to(bias[None], 1, v)[0]
+    return dataclasses.replace(c, x=x, weight=weight, bias=bias, chunk_rows=c.rows)
 
 
 def chunks(c: LinearCall) -> Iterator[tuple[slice, Tensor]]:
-    """(rows, their logits), all in one buffer whose rows begin on 16 bytes: a vocabulary of 50,257 has cuBLAS fall to a quarter
-    of its rate in products with rows that do not."""
+    """(rows, their logits), all in one buffer whose rows begin on 16 bytes."""
     t, v, most = c.x.shape[0], c.weight.shape[0], c.rows
-    step = 16 // c.x.element_size()
-    buffer = torch.empty((min(most, t), -(-v // step) * step), device=c.x.device, dtype=c.x.dtype)[:, :v]
+    buffer = torch.empty((min(most, t), padded.up_to(v)), device=c.x.device, dtype=c.x.dtype)[:, :v]
     columns = c.weight.t()
     for start in range(0, t, most):
         rows = slice(start, min(start + most, t))
@@ -53,11 +54,11 @@ def chunks(c: LinearCall) -> Iterator[tuple[slice, Tensor]]:
 
 
 class Gradients:
-    """dx, dweight and dbias, those that are wanted, summed from the chunks' gradients of logits; of the first ``columns`` of x
-    and the weight."""
+    """dx, dweight and dbias, those that are wanted, summed from the chunks' gradients of logits; of the classes and columns
+    ``of`` a weight, where that was copied."""
 
-    def __init__(self, call: LinearCall, wanted: tuple[bool, ...], columns: int | None = None):
-        x, weight, self.columns = call.x, call.weight, columns
+    def __init__(self, call: LinearCall, wanted: tuple[bool, ...], of: Tensor | None = None):
+        x, weight, self.of = call.x, call.weight, call.weight if of is None else of
         self.call, self.started = call, False
         dtype = call.accumulate
         if dtype is None:
@@ -77,10 +78,14 @@ class Gradients:
         self.started = True
 
     def done(self) -> Three:
-        dtype, columns = self.call.x.dtype, slice(self.columns)
-        dx = None if self.dx is None else self.dx[:, columns].contiguous()
-        dweight = None if self.dweight is None else self.dweight[:, columns].to(dtype).contiguous()
-        return dx, dweight, None if self.dbias is None else self.dbias.to(dtype)
+        dtype, (v, d) = self.call.x.dtype, self.of.shape
+        dx, dweight, dbias = self.dx, self.dweight, self.dbias
+        if dx is not None and dx.shape[1] != d:
+            dx = padded.copied_to(dx, dx.shape[0], d)
+        if dweight is not None:
+            dweight = dweight.to(dtype)
+            dweight = dweight[:v] if dweight.shape[1] == d else padded.copied_to(dweight, v, d)
+        return dx, dweight, None if dbias is None else dbias[:v].to(dtype)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor, started: bool) -> None:
@@ -134,11 +139,11 @@ class Rows:
 
 def loss_and_gradients(call: LinearCall, wanted: tuple[bool, ...]) -> tuple[Tensor, Three]:
     """The loss, and the gradients of the loss (or of the losses' sum) that are wanted."""
-    columns, call = call.x.shape[1], with_aligned_rows(call)
+    copies, v = aligned(call), call.weight.shape[0]
     of_rows = Rows(call)
-    gradients = Gradients(call, wanted, columns) if any(wanted) else None
-    for rows, logits in chunks(call):
-        of_rows.forward(rows, logits, gradients is not None)
+    gradients = Gradients(copies, wanted, call.weight) if any(wanted) else None
+    for rows, logits in chunks(copies):
+        of_rows.forward(rows, logits[:, :v], gradients is not None)
         if gradients is not None:
             gradients.add(rows, logits)
     return of_rows.loss(), (None, None, None) if gradients is None else gradients.done()
@@ -148,11 +153,11 @@ def gradients_of_losses(call: LinearCall, dloss: Tensor, wanted: tuple[bool, ...
     """The gradients where the loss's, [] or [T], is known by now. Logits are made again, and their statistics with them:
     those of the loss are of logits that were never rounded, and a row that is sure of its label would have the
     difference for its gradient."""
-    columns, call = call.x.shape[1], with_aligned_rows(call)
-    of_rows, gradients = Rows(call), Gradients(call, wanted, columns)
-    for rows, logits in chunks(call):
-        of_rows.forward(rows, logits, False)
-        of_rows.backward(rows, logits, dloss, logits)
+    copies, v = aligned(call), call.weight.shape[0]
+    of_rows, gradients = Rows(call), Gradients(copies, wanted, call.weight)
+    for rows, logits in chunks(copies):
+        of_rows.forward(rows, logits[:, :v], False)
+        of_rows.backward(rows, logits[:, :v], dloss, logits[:, :v])
         gradients.add(rows, logits)
     return gradients.done()
 
@@ -160,10 +165,9 @@ def gradients_of_losses(call: LinearCall, dloss: Tensor, wanted: tuple[bool, ...
 def loss_and_logits(call: LinearCall) -> tuple[Tensor, Tensor, Tensor]:
     """The loss, the logits of all tokens, one chunk, and their statistics. Unless the gradient of logits needs what is known in
     backward alone, it lies over them."""
-    call = with_aligned_rows(call)
     of_rows = Rows(call)
-    ((rows, logits),) = chunks(call)
-    of_rows.forward(rows, logits, not call.scaled_later)
+    ((rows, logits),) = chunks(aligned(call))
+    of_rows.forward(rows, logits[:, : call.weight.shape[0]], not call.scaled_later)
     return of_rows.loss(), logits, of_rows.stats
 
 
@@ -171,14 +175,15 @@ def gradients_of_logits(
     call: LinearCall, logits: Tensor, stats: Tensor, dloss: Tensor, wanted: tuple[bool, ...], keep: bool
 ) -> Three:
     """The gradients from what :func:`loss_and_logits` returned; with ``keep`` the logits stay as they are."""
-    columns, call, rows = call.x.shape[1], with_aligned_rows(call), slice(len(logits))
-    gradients = Gradients(call, wanted, columns)
+    v, rows = call.weight.shape[0], slice(len(logits))
+    gradients = Gradients(aligned(call), wanted, call.weight)
     if call.scaled_later:
         of_rows, of_loss = Rows(call), logits
         of_rows.stats = stats
         if keep:
             of_loss = torch.empty_strided(logits.shape, logits.stride(), dtype=logits.dtype, device=logits.device)
-        of_rows.backward(rows, logits, dloss, of_loss)
+            of_loss[:, v:] = 0
+        of_rows.backward(rows, logits[:, :v], dloss, of_loss[:, :v])
         gradients.add(rows, of_loss)
         return gradients.done()
     gradients.add(rows, logits)

@@ -5,6 +5,7 @@ operations a byte, so the rate of the matrix units is the limit. What it saves i
 (methods, counts and measurements: docs/notes/loss.md).
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workloa
 from weft.operators import mutants, peers
 from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
 from weft.operators.call import Choice, cast_for_products, guarded
+from weft.operators.hopper import padded
 from weft.operators.loss import reference as loss
 from weft.operators.loss.dispatch import LINEAR_FORWARD, LinearCall, linear_call
 from weft.operators.loss.linear_chunks import (
@@ -26,7 +28,6 @@ from weft.operators.loss.linear_chunks import (
     loss_and_gradients,
     loss_and_logits,
     scaled,
-    with_aligned_rows,
 )
 from weft.operators.loss.linear_statistics import loss_plans
 from weft.operators.loss.reference import Options, wide
@@ -246,9 +247,16 @@ def few_workloads() -> dict[str, list[Workload]]:
     return {**every, "verify": kept}
 
 
+def of_whole_rows(t: Tensor) -> Tensor:
+    """A copy with zeros up to a multiple of 16 bytes."""
+    return padded.copied_to(t, t.shape[0], padded.up_to(t.shape[1]))
+
+
 def loss_alone(call: LinearCall) -> Tensor:
     """Without a logit in memory."""
-    call = with_aligned_rows(call)
+    call = (
+        call if call.aligned else dataclasses.replace(call, x=of_whole_rows(call.x), weight=of_whole_rows(call.weight))
+    )
     tensors = call.x, call.weight, call.x if call.bias is None else call.bias, call.target, call.w
     has = (call.bias is not None, call.class_weight is not None)
     return loss_plans.of(tensors, call.options, *has, default_precision())(*tensors)
