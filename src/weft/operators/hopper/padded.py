@@ -13,8 +13,7 @@ from weft.operators.hopper.tensor_maps import map_why_not
 from weft.operators.launch import Plan, Plans
 
 NOTHING = "rows begin on 16 bytes: nothing needs a copy"
-# Measured on an H200: multiplications in the microsecond that aligned rows save, elements copied in a microsecond, the launch of
-# a copy in µs.
+# On an H200: multiplications in a microsecond that aligned rows save, elements copied in one, and a copy's launch in µs.
 PRODUCTS, COPIES, LAUNCH = 8e7, 8e5, 3.0
 
 

@@ -67,6 +67,11 @@ class LinearCall(Call):
         return flat(self.x)
 
     @property
+    def has_epilogue(self) -> bool:
+        """More than a bias, which cuBLAS adds itself."""
+        return self.activation is not activations.NONE or self.residual is not None
+
+    @property
     def epilogue(self) -> tuple[tuple[int, ...], dict[str, Any]]:
         """The scalars and constants that the Triton kernel's epilogue has of its own."""
         added = (0, 0) if self.residual is None else flat(self.residual).stride()
@@ -280,27 +285,46 @@ def copy_unsupported(c: LinearCall) -> str:
     return COPY if c.needs_copy else ""
 
 
-def quantized_tiled_launch(c: QuantizedCall) -> Any:
-    plan = kernels.tiled_plan(kernels.linear_quantized_tiled, c)
+def quantized_tiled_launch(c: QuantizedCall, given: bool = False) -> Any:
+    plan = kernels.tiled_plan(kernels.linear_quantized_tiled, c, given)
 
     def run(*tensors: Tensor) -> None:
         *operands, amax = tensors
         plan(*operands, amax.view(torch.int32))  # the largest value is found of bits as integers
 
+    return of_product(run) if given else run
+
+
+def of_product(plan: Any) -> Any:
+    """A launch of the epilogue, on cuBLAS's product in fp32."""
+
+    def run(x: Tensor, weight: Tensor, *others: Tensor) -> None:
+        x, columns = flat(x), weight.t()
+        if x.dtype == torch.float32:
+            made = torch.mm(x, columns)
+        elif x.is_cuda:
+            made = torch.mm(x, columns, out_dtype=torch.float32)
+        else:  # PyTorch has the mixed product on GPUs only
+            made = torch.mm(x.float(), columns.float())
+        plan(made, weight, *others)
+
     return run
+
+
+def epilogue_launch(c: LinearCall) -> Any:
+    return of_product(kernels.tiled_plan(kernels.linear_tiled, c, True))
 
 
 COPY = "leading dimensions that do not collapse into rows of one stride, for which a copy would be needed"
 SHORT = "up to 1024 terms an epilogue saves more than the loop loses to cuBLAS's"
-HANDED_OVER = (
-    ON_CPU, TRACED, EMPTY,
-    Route("torch", lambda c: c.needs_copy, COPY),
-    Route("torch", lambda c: c.x.dtype == torch.float32, "cuBLAS's fp32 product is faster by more than an epilogue saves"),
-)  # fmt: skip
-LONG = Route("torch", lambda c: True, "of more terms cuBLAS's product is faster by more than an epilogue saves")
+EPILOGUE = "cuBLAS's product, and the epilogue in one launch"
+HANDED_OVER = (ON_CPU, TRACED, EMPTY, Route("torch", lambda c: c.needs_copy, COPY))
 
 FORWARD = Dispatch(
     LinearCall, *HANDED_OVER,
+    Route("epilogue", lambda c: c.has_epilogue and (c.x.dtype == torch.float32 or c.m <= FEW), f"fp32, or few rows: {EPILOGUE}",
+          epilogue_launch, copy_unsupported),
+    Route("torch", lambda c: c.x.dtype == torch.float32, "cuBLAS's fp32 product is the fastest"),
     Route("torch", lambda c: c.m <= FEW, "few rows: the weight's bytes are the limit, see skinny_matmul"),
     Route("cuda", lambda c: True, "TMA and wgmma, with the epilogue in registers",
           HopperLaunch, hopper_unsupported, sm=90),
@@ -308,16 +332,19 @@ FORWARD = Dispatch(
           PaddedLaunch, padded_unsupported, sm=90),
     Route("triton", lambda c: c.k <= LONGEST_K, SHORT,
           lambda c: kernels.tiled_plan(kernels.linear_tiled, c), copy_unsupported),
-    LONG,
+    Route("epilogue", lambda c: c.has_epilogue, EPILOGUE, epilogue_launch, copy_unsupported),
+    Route("torch", lambda c: True, "cuBLAS's product"),
 )  # fmt: skip
 QUANTIZED = Dispatch(
     QuantizedCall, *HANDED_OVER,
+    Route("epilogue", lambda c: c.x.dtype == torch.float32, f"fp32: {EPILOGUE}",
+          functools.partial(quantized_tiled_launch, given=True), copy_unsupported),
     Route("cuda", lambda c: True, "Hopper's main loop, which leaves codes and finds the largest value",
           lambda c: QuantizedLaunch(c, True), codes_unsupported, sm=90),
     Route("cuda-unfused", lambda c: True, "Hopper's main loop finds the largest value; codes in a second launch",
           lambda c: QuantizedLaunch(c, False), hopper_unsupported, sm=90),
     Route("triton", lambda c: c.k <= LONGEST_K, SHORT, quantized_tiled_launch, copy_unsupported),
-    LONG,
+    Route("epilogue", lambda c: True, EPILOGUE, functools.partial(quantized_tiled_launch, given=True), copy_unsupported),
 )  # fmt: skip
 
 
@@ -334,8 +361,9 @@ def computed(kernel: str, activation: str | None, keep: bool, *call: Any) -> tup
     pre = x.new_empty(x.shape[0], weight.shape[0]) if keep else y
     if not y.numel():
         return y, pre
-    if kernel == "triton" or not keep:
-        how = (keep, default_precision()) if kernel == "triton" else ()
+    keeps = kernel in ("triton", "epilogue")
+    if keeps or not keep:
+        how = (keep, default_precision()) if keeps else ()
         FORWARD.kernel(kernel).of(tensors, biased, added, activation, *how)(*tensors, y, pre)
         return y, pre
     FORWARD.kernel(kernel).of(tensors, biased, False, None)(*tensors, pre, pre)

@@ -28,11 +28,11 @@ def read(at, left, EVEN_K: tl.constexpr):
 @triton.jit
 def products(
     x_ptr, w_ptr, bias_ptr, m, n, M, N, K, x_row, x_col, w_row, w_col, bias_step,
-    GATED: tl.constexpr, BIAS: tl.constexpr, EVEN_K: tl.constexpr, FILLED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GIVEN: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, EVEN_K: tl.constexpr, FILLED: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """x · wᵀ + bias of a tile in fp32, and of the other half of w's rows with GATED. Rows and columns past the edge wrap around
-    to valid ones."""
+    """x · wᵀ + bias of a tile in fp32, and of the other half of w's rows with GATED. GIVEN: x holds that product. Rows and
+    columns past the edge wrap around to valid ones."""
     k = tl.arange(0, BLOCK_K)
     row, column = (m % M).to(tl.int64), (n % N).to(tl.int64)
     x = x_ptr + row[:, None] * x_row + k.to(tl.int64)[None, :] * x_col  # [BLOCK_M, BLOCK_K]
@@ -42,6 +42,11 @@ def products(
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     acc_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     ROUNDED: tl.constexpr = PRECISION == "tf32" and x_ptr.dtype.element_ty == tl.float32
+    if GIVEN:
+        x = x_ptr + row[:, None] * x_row + column[None, :] * x_col
+        acc = tl.load(x).to(tl.float32)
+        if GATED:
+            acc_up = tl.load(x + N * x_col).to(tl.float32)
     if FILLED:  # as in matmul_tiled
         tl.assume(K > 0)
     for start in range(0, K, BLOCK_K):
@@ -68,8 +73,8 @@ def products(
 @triton.jit
 def linear_tiled(
     x_ptr, w_ptr, bias_ptr, residual_ptr, y_ptr, pre_ptr, M, N, K, x_row, x_col, w_row, w_col, bias_step, r_row, r_col,
-    F: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, KEEP: tl.constexpr,
-    EVEN_K: tl.constexpr, FILLED: tl.constexpr, PRECISION: tl.constexpr,
+    F: tl.constexpr, GIVEN: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    KEEP: tl.constexpr, EVEN_K: tl.constexpr, FILLED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One program computes BLOCK_M × BLOCK_N of y, rounded once. KEEP also writes what the activation F was given: pre [M, N],
@@ -77,7 +82,7 @@ def linear_tiled(
     m, n = tile_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP)
     acc, acc_up = products(
         x_ptr, w_ptr, bias_ptr, m, n, M, N, K, x_row, x_col, w_row, w_col, bias_step,
-        GATED, BIAS, EVEN_K, FILLED, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+        GIVEN, GATED, BIAS, EVEN_K, FILLED, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     inside = (m[:, None] < M) & (n[None, :] < N)
     row, column = m.to(tl.int64)[:, None], n.to(tl.int64)[None, :]
@@ -99,8 +104,8 @@ def linear_tiled(
 @triton.jit
 def linear_quantized_tiled(
     x_ptr, w_ptr, bias_ptr, scale_ptr, q_ptr, amax_ptr, M, N, K, x_row, x_col, w_row, w_col, bias_step,
-    F: tl.constexpr, FORMAT: tl.constexpr, HARDWARE: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
-    EVEN_K: tl.constexpr, FILLED: tl.constexpr, PRECISION: tl.constexpr,
+    F: tl.constexpr, FORMAT: tl.constexpr, HARDWARE: tl.constexpr, GIVEN: tl.constexpr, GATED: tl.constexpr,
+    BIAS: tl.constexpr, EVEN_K: tl.constexpr, FILLED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """q [M, N]: codes (as bytes) of y / scale. amax, int32 and 0 before: the bits of the largest |y|; of floats that are not
@@ -108,7 +113,7 @@ def linear_quantized_tiled(
     m, n = tile_of(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP)
     acc, acc_up = products(
         x_ptr, w_ptr, bias_ptr, m, n, M, N, K, x_row, x_col, w_row, w_col, bias_step,
-        GATED, BIAS, EVEN_K, FILLED, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
+        GIVEN, GATED, BIAS, EVEN_K, FILLED, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     PRECISE: tl.constexpr = x_ptr.dtype.element_ty == tl.float32
     if GATED:
@@ -141,15 +146,24 @@ def heuristic(sm: int, dtype: torch.dtype, layout: str, precision: str, m: int, 
 configuration = Configurations(__file__, "linear", heuristic, lambda sm, dtype, *_: large_tiles(sm, dtype))
 
 
-def tiled_plan(kernel: Any, c: Any) -> Plan:
-    """The launch of ``linear_tiled`` or ``linear_quantized_tiled`` for a call."""
+GIVEN = tile(16, 128, 16, 4, 1)  # 2048 sums for 128 threads
+
+
+def tiled_plan(kernel: Any, c: Any, given: bool = False) -> Plan:
+    """The launch of ``linear_tiled`` or ``linear_quantized_tiled`` for a call; with ``given`` x is the product in fp32, [M, N],
+    of a gated activation [M, 2N]."""
     x, weight, act, precision = c.matrix, c.weight, c.activation, c.precision or default_precision()
     (m, k), rows, halves = x.shape, weight.shape[0], 2 if act.gated else 1
-    config = configuration(x.device, x.dtype, layout_of(x, weight.t()), precision, bucket(m), bucket(rows), bucket(k))
+    config = GIVEN
+    if not given:
+        config = configuration(
+            x.device, x.dtype, layout_of(x, weight.t()), precision, bucket(m), bucket(rows), bucket(k)
+        )
     n, blocks = rows // halves, {**constants_of(config), "BLOCK_N": config["BLOCK_N"] // halves}
     others, own = c.epilogue
-    epilogue = {"F": act.forward, "GATED": act.gated, "BIAS": c.bias is not None, **own}
+    epilogue = {"F": act.forward, "GIVEN": given, "GATED": act.gated, "BIAS": c.bias is not None, **own}
+    k, of_x = (0, (rows, 1)) if given else (k, x.stride())
     known = {"EVEN_K": k % blocks["BLOCK_K"] == 0, "FILLED": k > 0, "PRECISION": precision}
     grid = (triton.cdiv(m, blocks["BLOCK_M"]) * triton.cdiv(n, blocks["BLOCK_N"]),)
-    scalars = (m, n, k, *x.stride(), *weight.stride(), 0 if c.bias is None else c.bias.stride(0), *others)
+    scalars = (m, n, k, *of_x, *weight.stride(), 0 if c.bias is None else c.bias.stride(0), *others)
     return Plan(kernel, grid, scalars, {**epilogue, **known, **blocks}, config["num_warps"], config["num_stages"])

@@ -52,7 +52,7 @@ def only_padded(c: dispatch.LinearCall) -> str:
 
 
 UNSUPPORTED: dict[str, Any] = {"triton": dispatch.copy_unsupported, "cuda": dispatch.hopper_unsupported}
-UNSUPPORTED["cuda-padded"] = only_padded
+UNSUPPORTED |= {"cuda-padded": only_padded, "epilogue": dispatch.copy_unsupported}
 
 
 def by_kernel(kernel: str, *operands: Any, **named: Any) -> Tensor:
@@ -96,7 +96,8 @@ def quack(
     return gemm_act(x, weight.t(), **how, store_preact=False, tuned=False)[1]
 
 
-linear.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
+for _name in ("triton", "epilogue"):
+    linear.implementation(_name, backend="triton", arch=">=sm_80")(functools.partial(by_kernel, _name))
 linear.implementation("cuda", **ON_HOPPER)(functools.partial(by_kernel, "cuda"))
 linear.implementation("cuda-padded", backend="cuda", directions=("forward",), **ON_HOPPER)(
     functools.partial(by_kernel, "cuda-padded")

@@ -150,7 +150,8 @@ def by_kernel(name: str | None, *call: Any, **named: Any) -> Quantized:
     return q.view(dtype), amax
 
 
-linear_quantized.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
+for _name in ("triton", "epilogue"):
+    linear_quantized.implementation(_name, backend="triton", arch=">=sm_80")(functools.partial(by_kernel, _name))
 for _name in ("cuda", "cuda-unfused"):
     linear_quantized.implementation(_name, backend="cuda", **ON_HOPPER)(functools.partial(by_kernel, _name))
 peers.register(linear_quantized, usual)
