@@ -20,7 +20,7 @@ from weft.operators.linear.reference import reference
 pytestmark = pytest.mark.device
 kernel = registry.get("linear").find("triton").function
 NAMES = (None, *ACTIVATIONS)
-BF16 = torch.bfloat16
+BF16, FP32 = torch.bfloat16, torch.float32
 
 
 def rows(n: int, activation: str | None) -> int:
@@ -136,8 +136,8 @@ def test_a_launch_on_hopper_maps_both_halves_of_the_weight(launched, stored):
     (90, (meta(96, 4096), meta(136, 4096)), {"activation": "reglu"}, "epilogue", "68 elements"),
     (90, (meta(96, 4096), meta(128, 4096), meta(256)[::2]), {}, "torch", "gaps"),
     (90, (meta(96, 4096), meta(128, 4096), None, meta(96, 256)[:, ::2]), {}, "epilogue", "'residual'"),
-    (90, (meta(96, 64, dtype=torch.float32), meta(128, 64, dtype=torch.float32)), {}, "torch", "float32"),
-    (90, (meta(96, 64, dtype=torch.float32), meta(128, 64, dtype=torch.float32)), {"activation": "silu"}, "epilogue", "float32"),
+    (90, (meta(96, 64, dtype=FP32), meta(128, 64, dtype=FP32)), {}, "torch", "float32"),
+    (90, (meta(96, 64, dtype=FP32), meta(128, 64, dtype=FP32)), {"activation": "silu"}, "epilogue", "float32"),
     (80, (meta(96, 4096), meta(128, 4096)), {}, "torch", "sm_80"),
     (80, (meta(96, 512), meta(128, 512)), {}, "triton", "sm_80"),
     (90, (meta(0, 512), meta(128, 512)), {}, "torch", None),

@@ -1,5 +1,5 @@
-"""Products of matrices whose rows begin anywhere, which TMA does not take: what does not fit is copied to rows that begin on 16
-bytes, and so is the result. cuBLAS falls to a quarter of its rate there."""
+"""Products of 16-bit matrices of odd sizes, or whose rows begin anywhere: cuBLAS falls to a quarter of its rate there, and TMA does
+not take them. What does not fit is copied to rows that begin on 16 bytes, and so is the result."""
 
 import math
 
@@ -8,11 +8,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.operators.hopper.gemm import HopperPlan, across, why_not
+from weft.operators.hopper.gemm import across
 from weft.operators.hopper.tensor_maps import map_why_not
 from weft.operators.launch import Plan, Plans
 
-NOTHING = "rows begin on 16 bytes: nothing needs a copy"
+NOTHING = "sizes are multiples of 8 and rows begin on 16 bytes: nothing needs a copy"
 # On an H200: multiplications in a microsecond that aligned rows save, elements copied in one, and a copy's launch in µs.
 PRODUCTS, COPIES, LAUNCH = 8e7, 8e5, 3.0
 
@@ -80,28 +80,17 @@ def fitting(t: Tensor, device: torch.device | str | None = None) -> Tensor:
     return made.mT if turned else made
 
 
-def fitted(t: Tensor) -> Tensor:
-    """A matrix, or batch of them, that TMA takes: t itself, or its copy in the form of :func:`fitting`."""
-    if fits(t):
-        return t
-    if (one := alone(t)) is not t:
-        return fitted(one).expand(t.shape)
-    if across(t, -1):
-        return fitted(t.mT).mT
-    rows, columns = t.shape[-2:]
-    return copied_to(t, rows, up_to(columns, 16 // t.element_size()))[..., :columns]
-
-
-def form(t: Tensor) -> Tensor:
-    """What stands for a matrix: itself, or where TMA does not take it the form of its copy."""
-    return t if fits(t) else fitting(alone(t), "meta").expand(t.shape)
+def whole(t: Tensor) -> bool:
+    """Whether cuBLAS is fast with it: rows begin on 16 bytes, and sizes are multiples of 8, but for rows that are not summed."""
+    return fits(t) and t.shape[-1] % 8 == 0
 
 
 def copied(a: Tensor, b: Tensor) -> list[int]:
     """Elements of each copy that a [.., M, K] times b [.., K, N] needs."""
     m, n = a.shape[-2], b.shape[-1]
     results = a.shape[:-2].numel() * m * n
-    return [alone(t).numel() for t in (a, b) if not fits(t)] + ([results] if n % 8 else [])
+    operands = [alone(a).numel()] * (not whole(a)) + [alone(b).numel()] * (not (whole(b) and whole(b.mT)))
+    return operands + [results] * (n % 8 > 0)
 
 
 def pays(a: Tensor, b: Tensor) -> bool:
@@ -110,23 +99,28 @@ def pays(a: Tensor, b: Tensor) -> bool:
     return bool(elements) and a.numel() * b.shape[-1] / PRODUCTS > sum(elements) / COPIES + LAUNCH * len(elements)
 
 
-def unsupported(a: Tensor, b: Tensor) -> str:
-    """Why the copies cannot be multiplied ("" when they can)."""
-    return why_not(form(a), form(b), a.dtype, up_to(b.shape[-1]))
-
-
 class PaddedPlan:
-    """The launch of c = a · b for 16-bit a [.., M, K], b [.., K, N] with at most one batch dimension, and a contiguous c."""
+    """c = a · b by cuBLAS for 16-bit a [.., M, K], b [.., K, N] with at most one batch dimension, and a contiguous c."""
 
     def __init__(self, a: Tensor, b: Tensor):
-        self.columns = up_to(b.shape[-1])
-        self.plan = HopperPlan(form(a), form(b), n=self.columns, device=a.device)
+        k, self.n = up_to(a.shape[-1]), up_to(b.shape[-1])
+        self.of_a = None if whole(a) else (a.shape[-2], k)
+        self.of_b = None if whole(b) and whole(b.mT) else (k, self.n)
 
     def __call__(self, a: Tensor, b: Tensor, c: Tensor) -> None:
-        a, b = fitted(a), fitted(b)
-        if self.columns == c.shape[-1]:
-            self.plan(a, b, c)
-            return
-        wide = torch.empty((*c.shape[:-1], self.columns), dtype=c.dtype, device=c.device)
-        self.plan(a, b, wide)
-        copy(wide, c)
+        a, b = _filled(a, self.of_a), _filled(b, self.of_b)
+        product = torch.mm if a.ndim == 2 else torch.bmm
+        if self.n == c.shape[-1]:
+            product(a, b, out=c.view(*a.shape[:-1], self.n))
+        else:
+            copy(product(a, b), c)
+
+
+def _filled(t: Tensor, sizes: tuple[int, int] | None) -> Tensor:
+    """A copy of these sizes that ends with zeros, contiguous along the same dimension where its size is a multiple of 8; None
+    for t itself."""
+    if sizes is None:
+        return t
+    one, turned = alone(t), across(t, -1) and sizes[0] % 8 == 0
+    made = copied_to(one.mT, *reversed(sizes)).mT if turned else copied_to(one, *sizes)
+    return made.expand(*t.shape[:-2], *sizes)

@@ -43,26 +43,27 @@ def products(
     acc_up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     ROUNDED: tl.constexpr = PRECISION == "tf32" and x_ptr.dtype.element_ty == tl.float32
     if GIVEN:
-        x = x_ptr + row[:, None] * x_row + column[None, :] * x_col
-        acc = tl.load(x).to(tl.float32)
+        given = x_ptr + row[:, None] * x_row + column[None, :] * x_col
+        acc = tl.load(given).to(tl.float32)
         if GATED:
-            acc_up = tl.load(x + N * x_col).to(tl.float32)
-    if FILLED:  # as in matmul_tiled
-        tl.assume(K > 0)
-    for start in range(0, K, BLOCK_K):
-        left = k < K - start
-        x_tile, w_tile = read(x, left[None, :], EVEN_K), read(w, left[:, None], EVEN_K)
-        if ROUNDED:
-            x_tile, w_tile = round_to_tf32(x_tile), round_to_tf32(w_tile)
-        acc = tl.dot(x_tile, w_tile, acc, input_precision=PRECISION)
-        if GATED:
-            up_tile = read(up, left[:, None], EVEN_K)
+            acc_up = tl.load(given + N * x_col).to(tl.float32)
+    else:
+        if FILLED:  # as in matmul_tiled
+            tl.assume(K > 0)
+        for start in range(0, K, BLOCK_K):
+            left = k < K - start
+            x_tile, w_tile = read(x, left[None, :], EVEN_K), read(w, left[:, None], EVEN_K)
             if ROUNDED:
-                up_tile = round_to_tf32(up_tile)
-            acc_up = tl.dot(x_tile, up_tile, acc_up, input_precision=PRECISION)
-            up += BLOCK_K * w_col
-        x += BLOCK_K * x_col
-        w += BLOCK_K * w_col
+                x_tile, w_tile = round_to_tf32(x_tile), round_to_tf32(w_tile)
+            acc = tl.dot(x_tile, w_tile, acc, input_precision=PRECISION)
+            if GATED:
+                up_tile = read(up, left[:, None], EVEN_K)
+                if ROUNDED:
+                    up_tile = round_to_tf32(up_tile)
+                acc_up = tl.dot(x_tile, up_tile, acc_up, input_precision=PRECISION)
+                up += BLOCK_K * w_col
+            x += BLOCK_K * x_col
+            w += BLOCK_K * w_col
     if BIAS:
         acc += tl.load(bias_ptr + column * bias_step).to(tl.float32)[None, :]
         if GATED:

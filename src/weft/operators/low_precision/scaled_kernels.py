@@ -130,8 +130,8 @@ def aligned(t: Tensor) -> bool:
 
 
 def plan(c: Any) -> Any:
-    """Of ``(a, b, a_scale, b_scale, bias, out)`` for a call of ``scaled_matmul``. Rows of codes that do not begin on 16 bytes are
-    copied, with zeros up to whole steps, where a multiprocessor takes more than one step of K."""
+    """Of ``(a, b, a_scale, b_scale, bias, out)`` for a call of ``scaled_matmul``. Rows of codes that do not begin on 16 bytes
+    are copied, with zeros up to whole steps, where a multiprocessor takes more than one step of K."""
     (m, k), n, whole = c.a.shape, c.b.shape[1], up_to(c.a.shape[1], BLOCK)
     rows = (c.a, c.b.t())
     copies = [k > 0 and not (aligned(t) and k % 16 == 0) for t in rows]

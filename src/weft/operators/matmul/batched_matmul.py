@@ -12,7 +12,6 @@ from torch import Tensor
 from weft.definition import Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, guarded
-from weft.operators.hopper.gemm import ON_HOPPER
 from weft.operators.matmul import dispatch
 from weft.operators.matmul.dispatch import OF_QUACK, PRECISIONS, by_copies, by_triton, cublas, quack
 from weft.operators.matmul.reference import GRADIENTS, OPTIONS, SUMS, cost, inputs, reference, rounding
@@ -128,7 +127,9 @@ batched_matmul = Operator(
 )
 
 batched_matmul.implementation("triton", arch=">=sm_80")(by_triton)
-batched_matmul.implementation("cuda-padded", backend="cuda", directions=("forward",), **ON_HOPPER)(by_copies)
+batched_matmul.implementation(
+    "padded", backend="triton", arch=">=sm_80", directions=("forward",), dtypes=("bf16", "fp16")
+)(by_copies)
 peers.register(batched_matmul, cublas, reference)
 batched_matmul.implementation("quack", **OF_QUACK)(quack)
 

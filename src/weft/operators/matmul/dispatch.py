@@ -165,10 +165,9 @@ def tiled_launch(c: MatmulCall) -> Launch:
 
 
 def padded_unsupported(c: MatmulCall) -> str:
-    if c.a.dtype == torch.float32 or any(c.vectors) or c.sm != 90:
-        return hopper_unsupported(c)
-    a, b = c.operands
-    return padded.unsupported(a, b) if a.ndim <= 3 else "batch dimensions that do not merge into one"
+    if c.a.dtype == torch.float32 or any(c.vectors):
+        return "float32, or a vector; copies are of matrices of 16-bit floats"
+    return "" if c.operands[0].ndim <= 3 else "batch dimensions that do not merge into one, so that each needs a copy"
 
 
 def padded_launch(c: MatmulCall) -> Launch:
@@ -198,8 +197,8 @@ FORWARD = Dispatch(
           tiled_launch, tiled_unsupported),
     Route("cuda", lambda c: True, "two matrices of 16-bit floats by TMA and wgmma: level with cuBLAS in the mean",
           lambda c: (gemm.HopperPlan(c.a, c.b), c.shape), hopper_unsupported, sm=90),
-    Route("cuda-padded", lambda c: padded.pays(*c.operands),
-          "copies with rows that begin on 16 bytes: cuBLAS is slow without", padded_launch, padded_unsupported, sm=90),
+    Route("padded", lambda c: padded.pays(*c.operands),
+          "copies filled up to sizes that are multiples of 8: cuBLAS is slow without", padded_launch, padded_unsupported),
     Route("torch", lambda c: True, "cuBLAS: level or ahead in batches, and of what TMA cannot take"),
 )  # fmt: skip
 
@@ -308,11 +307,11 @@ def by_triton(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
 
 
 def by_copies(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
-    """Hopper's main loop on copies with rows that begin on 16 bytes."""
+    """cuBLAS's product of copies, filled up to sizes that are multiples of 8."""
     call = MatmulCall(a, b, precision)
     if reason := padded_unsupported(call) or ("" if padded.copied(*call.operands) else padded.NOTHING):
         raise Declined(reason)
-    return launched(FORWARD.kernel("cuda-padded"), a, b)
+    return launched(FORWARD.kernel("padded"), a, b)
 
 
 # ---- PyTorch's product at a precision --------------------------------------------------------------------------------
@@ -378,6 +377,6 @@ def public(a: Tensor, b: Tensor, precision: str | None, name: str, choose: Any) 
         return c if a.ndim > 1 else c.squeeze(-1 if b.ndim == 1 else -2)
     if chosen == "triton":
         return by_triton(a, b, precision)
-    if chosen in ("cuda", "cuda-padded"):
+    if chosen in ("cuda", "padded"):
         return product(a, b)
     return cublas(a, b, precision) if a.is_cuda else torch.matmul(a, b)

@@ -99,7 +99,9 @@ def matmul_hopper(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     return dispatch.product(a, b)
 
 
-matmul.implementation("cuda-padded", backend="cuda", directions=("forward",), **ON_HOPPER)(dispatch.by_copies)
+matmul.implementation("padded", backend="triton", arch=">=sm_80", directions=("forward",), dtypes=("bf16", "fp16"))(
+    dispatch.by_copies
+)
 
 
 def numpy(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
