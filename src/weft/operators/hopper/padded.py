@@ -1,5 +1,5 @@
-"""Products of 16-bit matrices of odd sizes, or whose rows begin anywhere: cuBLAS falls to a quarter of its rate there, and TMA does
-not take them. What does not fit is copied to rows that begin on 16 bytes, and so is the result."""
+"""Products of 16-bit matrices of odd sizes, or whose rows begin anywhere: cuBLAS falls to a quarter of its rate there, and TMA
+does not take them. What does not fit is copied to rows that begin on 16 bytes, and so is the result."""
 
 import math
 
@@ -81,7 +81,7 @@ def fitting(t: Tensor, device: torch.device | str | None = None) -> Tensor:
 
 
 def whole(t: Tensor) -> bool:
-    """Whether cuBLAS is fast with it: rows begin on 16 bytes, and sizes are multiples of 8, but for rows that are not summed."""
+    """Whether cuBLAS is fast with it as a left operand: rows begin on 16 bytes, and 8 divides their length."""
     return fits(t) and t.shape[-1] % 8 == 0
 
 
@@ -109,9 +109,9 @@ class PaddedPlan:
 
     def __call__(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         a, b = _filled(a, self.of_a), _filled(b, self.of_b)
-        product = torch.mm if a.ndim == 2 else torch.bmm
+        product, c = torch.mm if a.ndim == 2 else torch.bmm, c.view(*a.shape[:-1], c.shape[-1])
         if self.n == c.shape[-1]:
-            product(a, b, out=c.view(*a.shape[:-1], self.n))
+            product(a, b, out=c)
         else:
             copy(product(a, b), c)
 
