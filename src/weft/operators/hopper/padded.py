@@ -71,15 +71,6 @@ def alone(t: Tensor) -> Tensor:
     return t[0] if t.ndim == 3 and t.stride(0) == 0 else t
 
 
-def fitting(t: Tensor, device: torch.device | str | None = None) -> Tensor:
-    """An empty matrix, or batch of them, of t's shape and contiguous dimension whose rows begin on 16 bytes."""
-    turned = across(t, -1)
-    *batch, rows, columns = (t.mT if turned else t).shape
-    wide = up_to(columns, 16 // t.element_size())
-    made = torch.empty((*batch, rows, wide), dtype=t.dtype, device=device or t.device)[..., :columns]
-    return made.mT if turned else made
-
-
 def whole(t: Tensor) -> bool:
     """Whether cuBLAS is fast with it as a left operand: rows begin on 16 bytes, and 8 divides their length."""
     return fits(t) and t.shape[-1] % 8 == 0

@@ -220,15 +220,15 @@ class Copies:
         return x, weight, bias, residual
 
     def _copy(self, t: Tensor, shape: Any, parts: int, device: str | None) -> Tensor:
-        like = torch.empty(shape, dtype=t.dtype, device="meta")
-        made = (
-            torch.empty_like(like, device=device or t.device)
-            if t.ndim == 1
-            else padded.fitting(like, device or t.device)
-        )
-        for to, of in zip(made.chunk(parts), t.chunk(parts), strict=True) if device is None else ():
-            to[tuple(map(slice, of.shape))].copy_(of)
-        return made
+        *rows, columns = shape
+        made = t.new_empty((*rows, padded.up_to(columns)), device=device or t.device)
+        if device is None and t.ndim == 2:
+            for to, of in zip(made.chunk(parts), t.chunk(parts), strict=True):
+                padded.copy(of, to)
+        elif device is None:
+            for to, of in zip(made.chunk(parts), t.chunk(parts), strict=True):
+                to[: len(of)].copy_(of)
+        return made[..., :columns]
 
 
 class PaddedLaunch:
