@@ -302,7 +302,8 @@ class LinearCrossEntropy(KernelFunction):
         if held and not ctx.overwritten:
             keep = torch._C._autograd._get_current_graph_task_keep_graph()  # the graph is retained
             ctx.overwritten = call.scaled_later and not keep
-            return (*gradients_of_logits(call, *held, dloss, wanted, keep), None, None)
+            logits, stats = held
+            return (*gradients_of_logits(call, logits, stats, dloss, wanted, keep), None, None)
         if ctx.how != "chunked":
             return (*gradients_of_losses(call, dloss, wanted), None, None)
         made, ctx.made = ctx.made, None
