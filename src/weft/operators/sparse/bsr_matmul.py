@@ -15,7 +15,7 @@ from weft.operators.call import Choice, guarded
 from weft.operators.configs import Config, Configurations, bucket, tiles
 from weft.operators.cuda import shared_limit
 from weft.operators.dispatch import ON_CPU, Call, Dispatch, Route
-from weft.operators.launch import Plan
+from weft.operators.launch import Plan, multiprocessors
 from weft.operators.matmul.dispatch import default_precision
 from weft.operators.random_inputs import LAYOUTS, random_tensor
 from weft.operators.sparse.bsr import BLOCKS, BSR
@@ -85,7 +85,18 @@ def plan(c: BsrCall) -> Plan:
     config = configuration(b.device, b.dtype, block, bucket(k, 16))
     tile = {name: config[name] for name in ("TILE_M", "TILE_K", "DEPTH")}
     tile["TILE_K"] = min(tile["TILE_K"], bucket(k, 16))
-    grid = ((len(c.row_offsets) - 1) * (block // tile["TILE_M"]) * triton.cdiv(k, tile["TILE_K"]),)
+
+    def programs() -> int:
+        return (len(c.row_offsets) - 1) * (block // tile["TILE_M"]) * triton.cdiv(k, tile["TILE_K"])
+
+    # in fp32 the time of a program is its multiplications: few programs take smaller tiles
+    while (
+        b.dtype == torch.float32
+        and max(tile["TILE_M"], tile["TILE_K"]) > 16
+        and 2 * programs() <= multiprocessors(b.device)
+    ):
+        tile["TILE_K" if tile["TILE_K"] > tile["TILE_M"] else "TILE_M"] //= 2
+    grid = (programs(),)
     constants = {"BLOCK": block, **tile, "PRECISION": c.precision}
     return Plan(blocks_times_dense, grid, (k, *b.stride()), constants, config["num_warps"], config["num_stages"])
 
