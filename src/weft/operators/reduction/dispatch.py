@@ -162,7 +162,7 @@ def reduce_launch(c: ReductionCall) -> ForwardPlan:
     total = c.dim is None and v.M * v.K > 1
     if c.formula is None:
         return ForwardPlan(ArgmaxPlan(v, x.device, x.dtype, total=total), c.shape, c.dtype)
-    return ForwardPlan(ReducePlan(v, x.device, x.dtype, c.formula, c.divisor, total=total), c.shape, c.dtype)
+    return ForwardPlan(ReducePlan(v, x.device, x.dtype, c.formula, c.divisor, total=total, x=x), c.shape, c.dtype)
 
 
 def gradient_unsupported(c: ReductionCall) -> str:

@@ -267,6 +267,7 @@ def gradient_in_spans(
 # ---- launches of a mask ----------------------------------------------------------------------------------------------
 
 MOST = 512 if INTERPRETING else 8192  # elements of a tile
+MOST_OF_A_ROW = 512 if INTERPRETING else 32768  # that is a tile by itself
 WALK = 32  # elements of a column whose bits one register of a thread holds
 NARROW = 64  # columns that a tile has at least where the tensor has as many: 128 bytes of 16-bit floats
 
@@ -275,7 +276,7 @@ def rows_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     """Rows of n elements (a power of two; up to SHORT the extent itself)."""
     if n <= kernels.SHORT:
         return {"TILE": 4096 if bucket(n) == n else 1024, "num_warps": 4}
-    return {"TILE": max(2048, n), "num_warps": 4 if n <= 4096 else 8}
+    return {"TILE": max(2048, n), "num_warps": 4 if n <= 4096 else max(8, n // 1024)}
 
 
 def rows_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
@@ -312,7 +313,8 @@ def walked(v: AxisView) -> bool:
 
 
 def fits_a_tile(v: AxisView) -> bool:
-    return walked(v) or bucket(v.N) * min(bucket(v.K), 4 if INTERPRETING else NARROW) <= MOST
+    most = MOST if v.K > 1 else MOST_OF_A_ROW
+    return walked(v) or bucket(v.N) * min(bucket(v.K), 4 if INTERPRETING else NARROW) <= most
 
 
 def mask_gradient_plan(dy: Tensor, mask: Tensor, dx: Tensor, p: "MaskPlan", strides: tuple[int, int]) -> Plan:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft.operators.axis_view import AxisView
 from weft.operators.configs import Config, Configurations, bucket, grid_of, tiles
+from weft.operators.cuda import pointer_aligned
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
 
 # ---- formulas: MAP is an element's contribution, COMBINE joins two, FOLD a tile along its axis 1, FINISH makes the result
@@ -125,12 +126,17 @@ def reduce_tiles(
     OTHER: tl.constexpr, COMPARED: tl.constexpr, FLAT: tl.constexpr,
     ROWS: tl.constexpr, REACH: tl.constexpr, COLS: tl.constexpr, UNROLL: tl.constexpr,
     CHUNK: tl.constexpr, ONCE: tl.constexpr, UNIT: tl.constexpr, DENSE: tl.constexpr,
+    VECTOR: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """out[m, part, k] = FINISH(COMBINE over n of MAP(x[m, n, k], y[m, k]), divisor), n from the CHUNK of that part.
 
     x and y have any strides (y is read if COMPARED); out [M, PARTS, K] is dense. OTHER is the value of x outside of the
     tensor: it must not change the result. ONCE: one step covers N. FLAT: rows are dense and powers of two long, so a tile is
     one contiguous range of memory; it is loaded as such and reduced in registers.
+
+    VECTOR > 0: a row begins anywhere, and its elements are APART from each other. Vectors of so many are read, from the one
+    that the row begins in, as an access of 16 bytes on 16 bytes that has an element of x is one of memory that there is. N is
+    what the span of a row and VECTOR - 1 more take.
     """
     N, K, x_m, x_n, x_k = known_strides(N, K, x_m, x_n, x_k, UNIT, DENSE)
     row, part, col = tile_of_program(K, PARTS, ROWS, COLS)
@@ -147,6 +153,25 @@ def reduce_tiles(
         i = tl.arange(0, ROWS * REACH)
         x = tl.load(x_ptr + i, mask=i < (M - row) * REACH, other=OTHER).to(tl.float32)
         total = tl.reshape(MAP(x, y), [ROWS, REACH, 1])
+    elif VECTOR > 0:
+        total = tl.full([ROWS, REACH, 1], NEUTRAL, tl.float32)
+        address = (x_ptr + m.to(tl.int64) * x_m - at).to(tl.int64)  # of a row
+        span, skipped = N - (VECTOR - 1), (address % 16 // (16 // VECTOR)).to(tl.int32)
+        x_ptr = (address - address % 16).to(x_ptr.dtype) + (at + n)
+        x_ptr = tl.max_contiguous(tl.multiple_of(x_ptr, [16, 16, 16]), [1, REACH, 1])
+        vector = n // VECTOR * VECTOR + at.to(tl.int32)
+        n += at.to(tl.int32) - skipped
+        for _ in range(0, tl.minimum(N - at, CHUNK).to(tl.int32), REACH * UNROLL):
+            for u in tl.static_range(UNROLL):
+                some = there & (vector + u * REACH < span + skipped)
+                x = tl.load(x_ptr + u * REACH, mask=some, other=OTHER).to(tl.float32)
+                inside = (n + u * REACH >= 0) & (n + u * REACH < span)
+                if APART > 1:
+                    inside &= (n + u * REACH) % APART == 0
+                total = COMBINE(total, MAP(tl.where(inside, x, OTHER), y))
+            x_ptr += REACH * UNROLL
+            vector += REACH * UNROLL
+            n += REACH * UNROLL
     else:
         total = tl.full([ROWS, REACH, COLS], NEUTRAL, tl.float32)
         lane = m.to(tl.int64) * x_m + n.to(tl.int64) * x_n + k.to(tl.int64) * x_k
@@ -246,6 +271,7 @@ def gradient_tiles(
 SHORT = 8  # extents up to here may be walked in registers, one element of each result at a time
 LONGEST = 2**18  # extents beyond are configured alike
 FEW = 2**16  # elements that are not worth a second launch
+MANY, PROGRAMS = 2**22, 8  # elements that are worth so many programs for each multiprocessor
 
 
 def rows_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
@@ -300,6 +326,13 @@ def partials_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     return {"TILE": 4096 if n > 2048 else 2048, "CHUNK": 2**16, "num_warps": 8 if n > 2048 else 4}
 
 
+def partial_columns_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """Narrow tiles, so that few columns are many programs."""
+    if n <= SHORT:
+        return {"TILE": 256, "WIDTH": 256, "UNROLL": n, "CHUNK": n, "num_warps": 2}
+    return {"TILE": 2048, "WIDTH": 32, "UNROLL": 2, "CHUNK": 1024, "num_warps": 4}
+
+
 # of rows and of columns
 FIRST = (
     Configurations(__file__, "rows", rows_heuristic, rows_candidates),
@@ -308,7 +341,7 @@ FIRST = (
 # Partial results are few: there is nothing to measure, and what is measured for a first launch does not hold for them.
 PARTIALS = (
     Configurations(__file__, "partial_rows", partials_heuristic),
-    Configurations(__file__, "partial_columns", columns_heuristic),
+    Configurations(__file__, "partial_columns", partial_columns_heuristic),
 )
 
 
@@ -323,6 +356,8 @@ class Tiling:
     chunk: int
     num_warps: int
     flat: bool = False
+    vector: int = 0  # elements of 16 bytes, where rows are read by vectors from the one on that they begin in
+    apart: int = 1  # then: from one element of x to the next
 
     def blocks(self, v: AxisView) -> int:
         return triton.cdiv(v.M, self.rows) * triton.cdiv(v.K, self.cols)
@@ -343,6 +378,8 @@ class Tiling:
             "ONCE": self.reach * self.unroll >= v.N,
             "UNIT": v.unit(*others),
             "DENSE": v.dense_axis,
+            "VECTOR": self.vector,
+            "APART": self.apart,
         }
 
     def in_parts(self, v: AxisView, length: int, few: int, device: torch.device) -> "Tiling":
@@ -352,6 +389,9 @@ class Tiling:
         chunk = whole if v.elements <= few else min(triton.cdiv(max(length, step), step) * step, whole)
         if self.blocks(v) >= 16 * multiprocessors(device) and whole < 2**31:
             chunk = whole  # enough programs without cutting N
+        elif v.elements >= MANY:
+            parts = triton.cdiv(PROGRAMS * multiprocessors(device), self.blocks(v))
+            chunk = min(chunk, triton.cdiv(v.N, parts * step) * step)
         return replace(self, chunk=chunk)
 
 
@@ -375,6 +415,24 @@ def tiling(v: AxisView, device: torch.device, dtype: torch.dtype, kinds: tuple[C
     if reach >= v.N:
         unroll = 1
     return Tiling(rows, reach, cols, unroll, 0, warps).in_parts(v, length, few, device)
+
+
+def vector_tiling(v: AxisView, x: Tensor) -> tuple[AxisView, Tiling] | None:
+    """How rows are read that begin anywhere, or of which x has every other element: by vectors that span them. None for
+    other views."""
+    size = x.element_size()
+    vector = 16 // size
+    loose = v.n == 2 or (v.n == 1 and (not pointer_aligned(x) or (size == 2 and v.unit() < vector)))
+    if v.K > 1 or v.M == 1 or not 64 <= v.N < 2**30 or not loose:
+        return None
+    apart, v = v.n, replace(v, N=(v.N - 1) * v.n + vector, n=1)
+    of_warp = vector * (32 if INTERPRETING else 128)  # four vectors of a lane
+    if 2 * of_warp >= v.N:
+        reach = bucket(v.N)
+        return v, Tiling(min(max(of_warp // reach, 1), bucket(v.M)), reach, 1, 1, reach, 1, vector=vector, apart=apart)
+    warps = min(8, bucket(v.N) // (2 * of_warp))
+    found = Tiling(1, of_warp // 4 * warps, 1, 2, 0, warps, vector=vector, apart=apart)
+    return v, found.in_parts(v, 2**14, FEW, x.device)
 
 
 # ---- launches of a reduction -----------------------------------------------------------------------------------------
@@ -432,17 +490,21 @@ class ReducePlan:
 
     A first launch writes a partial result for each part of N, in fp32; others join them until one is left. Nothing is
     added by atomics, so the order, and every bit of the result, is the same each time. ``total``: the results of the view's
-    rows are joined too.
+    rows are joined too. ``x``: what the view is of, whose rows may begin anywhere in memory.
     """
 
     def __init__(
         self, v: AxisView, device: torch.device, dtype: torch.dtype, formula: Formula, divisor: float = 1.0, *,
-        total: bool = False, kinds: tuple[Configurations, ...] = FIRST,
+        total: bool = False, kinds: tuple[Configurations, ...] = FIRST, x: Tensor | None = None,
     ):  # fmt: skip
         self.launches: list[Plan] = []
         self.partials: list[int] = []
+        first = None if x is None else vector_tiling(v, x)
         while True:
-            t = tiling(v, device, dtype, PARTIALS if self.launches else kinds)
+            if first and not self.launches:
+                v, t = first
+            else:
+                t = tiling(v, device, dtype, PARTIALS if self.launches else kinds)
             rest = partial_view(v.M, t.parts(v), v.K, total=total)
             last = rest.N == 1
             self.launches.append(reduce_launch(v, t, formula, formula.finish if last else as_is, divisor))
@@ -490,6 +552,9 @@ class Spans:
 
     def __init__(self, v: AxisView, device: torch.device, dtype: torch.dtype, *, total: bool):
         t, whole = gradient_tiling(v, device, dtype), tiling(v, device, dtype)
+        if v.K == 1 and whole.reach * whole.unroll > SPAN:
+            reach = min(whole.reach, SPAN)
+            whole = replace(whole, reach=reach, unroll=SPAN // reach)
         step = math.lcm(whole.reach * whole.unroll, t.reach)
         self.length = triton.cdiv(max(SPAN // t.cols, step), step) * step
         self.count = triton.cdiv(v.N, self.length)
