@@ -327,7 +327,8 @@ def test_what_parts_carry_is_finite_where_factors_overflow():
 @pytest.mark.parametrize(("shape", "dim", "kernel"), [
     ((64, 2**14), -1, "cuda"),
     ((64, 2**13), -1, "triton"),  # few elements
-    ((2**7, 2**13 + 1), -1, "triton"),  # rows that do not begin on 16 bytes
+    ((2**7, 2**13 + 1), -1, "cuda-padded"),  # rows that do not begin on 16 bytes
+    ((2**14, 2**8 + 1), -1, "triton"),  # short ones
     ((1, 2**31), -1, "triton"),  # a row of which no cluster holds a part
     ((2**10, 2**10), 0, "cuda"),
     ((2**10, 2**9), 0, "triton"),

@@ -131,7 +131,7 @@ dequantize = Operator(
 
 dequantize.implementation("triton", arch=">=sm_80")(by_triton)
 dequantize.implementation("cuda", arch=">=sm_90")(by_cuda)
-dequantize.implementation("cuda-unaligned", arch=">=sm_90")(by_cuda_unaligned)
+dequantize.implementation("cuda-unaligned", backend="cuda", arch=">=sm_90")(by_cuda_unaligned)
 peers.register(dequantize, reference)
 
 

@@ -378,8 +378,6 @@ class Tiling:
             "ONCE": self.reach * self.unroll >= v.N,
             "UNIT": v.unit(*others),
             "DENSE": v.dense_axis,
-            "VECTOR": self.vector,
-            "APART": self.apart,
         }
 
     def in_parts(self, v: AxisView, length: int, few: int, device: torch.device) -> "Tiling":
@@ -473,6 +471,8 @@ def reduce_launch(
         "OTHER": formula.other,
         "COMPARED": formula.compared,
         "FLAT": t.flat,
+        "VECTOR": t.vector,
+        "APART": t.apart,
         **t.constants(v),
     }
     return Plan(reduce_tiles, t.grid(v), scalars, constants, t.num_warps)

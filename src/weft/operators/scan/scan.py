@@ -50,8 +50,9 @@ def scan_along(
 
 
 def _by_kernel(op: Scan, name: str) -> Callable[..., Tensor]:
-    """The operator by one kernel, whichever the table takes. Raises Declined as the table's rows of that name say."""
-    forward, backward = FORWARD.kernel(name), BACKWARD.kernel(name)
+    """The operator by one kernel, whichever the table takes; by "cuda-padded" the gradient alone. Raises Declined as the
+    table's rows of that name say."""
+    forward, backward = FORWARD if name == "cuda-padded" else FORWARD.kernel(name), BACKWARD.kernel(name)
 
     def run(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
         if x.ndim == 0 or not x.numel():
@@ -124,6 +125,9 @@ def implement(op: Scan, defined: Operator, compiled: tuple[str, ...] = ()) -> No
     defined.choice(guarded(choice))
     defined.implementation("triton", arch=">=sm_80")(_by_kernel(op, "triton"))
     defined.implementation("cuda", arch=">=sm_80")(_by_kernel(op, "cuda"))
+    if op.log is not None:
+        named = {"backend": "cuda", "arch": ">=sm_90", "directions": ("backward",)}
+        defined.implementation("cuda-padded", **named)(_by_kernel(op, "cuda-padded"))
     peers.register(defined, op.reference, directions=compiled)
 
 
