@@ -424,12 +424,12 @@ def vector_tiling(v: AxisView, x: Tensor) -> tuple[AxisView, Tiling] | None:
     if v.K > 1 or v.M == 1 or not 64 <= v.N < 2**30 or not loose:
         return None
     apart, v = v.n, replace(v, N=(v.N - 1) * v.n + vector, n=1)
-    of_warp = vector * (32 if INTERPRETING else 128)  # four vectors of a lane
-    if 2 * of_warp >= v.N:
+    of_warp = vector * (32 if INTERPRETING else 256)  # eight vectors of a lane
+    if of_warp >= v.N:
         reach = bucket(v.N)
         return v, Tiling(min(max(of_warp // reach, 1), bucket(v.M)), reach, 1, 1, reach, 1, vector=vector, apart=apart)
-    warps = min(8, bucket(v.N) // (2 * of_warp))
-    found = Tiling(1, of_warp // 4 * warps, 1, 2, 0, warps, vector=vector, apart=apart)
+    warps = min(8, bucket(v.N) // of_warp)
+    found = Tiling(1, of_warp // 8 * warps, 1, 2, 0, warps, vector=vector, apart=apart)
     return v, found.in_parts(v, 2**14, FEW, x.device)
 
 
