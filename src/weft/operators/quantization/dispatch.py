@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.operators.call import FLOATS
 from weft.operators.checks import check_device, check_flag, check_shape, check_tensor, either
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
+from weft.operators.cuda import CTYPES, CudaPlan, flags, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.dropout.philox import GROUP
 from weft.operators.launch import INTERPRETING, Plan, target_sm
@@ -415,7 +415,8 @@ def unaligned_plan(c: DequantizeCall) -> Dequantize:
     by = {"tensor": "TENSOR", "column": "COLUMNS", "block": "BLOCKS"}.get(scheme.granularity, "GROUPS")
     length = min({"group": scheme.group_size, "block": BLOCK}.get(scheme.granularity, n), n)
     matrix = c.x.shape[-2] if scheme.granularity == "block" else 1
-    kernel = f"dequantize_unaligned<{CTYPES[c.dtype]}, {NAMES[scheme.format]}, {by}, {THREADS}, {each}>"
+    two = scheme.granularity not in ("tensor", "column") and min(length, n % length or length) >= vector
+    kernel = f"dequantize_unaligned<{CTYPES[c.dtype]}, {NAMES[scheme.format]}, {by}, {flags(two)}, {THREADS}, {each}>"
     rows = n, quotient(n), length, quotient(length), matrix, quotient(matrix), -(-n // length), v_row
     grid = -(-m * n // (THREADS * each * vector)), 1
     return CudaPlan(VECTORS, kernel, grid, THREADS, _scalars(m * n, *rows)), c.shape

@@ -173,18 +173,23 @@ template <int BYTES> __device__ __forceinline__ void load_words(const unsigned c
 }
 
 // out is written as one stretch of vectors. A vector may be of several rows and groups (of `length` columns), with a scale for each
-// of its pieces. of_row, of_group: quotients by n and `length`; of int4 both are even. Other arguments as above.
-template <typename T, typename FORMAT, int BY, int THREADS, int EACH>
+// of its pieces; TWO: it has at most two. of_row, of_group: quotients by n and `length`; of int4 both are even. Other arguments
+// as above.
+template <typename T, typename FORMAT, int BY, bool TWO, int THREADS, int EACH>
 __global__ void __launch_bounds__(THREADS)
     dequantize_unaligned(const unsigned char *values, const float *scale, T *out, i64 elements, i64 n, i64 of_row, i64 length,
                          i64 of_group, i64 matrix, i64 of_matrix, i64 s_row, i64 v_row) {
   constexpr int V = 16 / sizeof(T), PER_BYTE = FORMAT::PER_BYTE, BYTES = V / PER_BYTE;
   const u32 width = u32(n), first = (blockIdx.x * (THREADS * EACH) + threadIdx.x) * V;
   const bool dense = v_row * PER_BYTE == n;
-  u32 words[EACH][3], shifts[EACH];
+  const auto scale_of = [&](u32 row, u32 group) {
+    return scale[(BY == BLOCKS ? line_of_blocks(row, u32(matrix), of_matrix) : row) * s_row + group];
+  };
+  u32 words[EACH][3], shifts[EACH], pieces[EACH];  // elements of a first piece
+  float scales[EACH][2];
 #pragma unroll
   for (int e = 0; e < EACH; e++) {
-    const u32 at = first + e * (THREADS * V), row = Quotient(of_row).of(at), column = at - row * width;
+    const u32 at = min(first + e * (THREADS * V), u32(elements) - 1), row = Quotient(of_row).of(at), column = at - row * width;
     if (at + V <= u32(elements) && (dense || column + V <= width)) {
       load_words<BYTES>(values + row * v_row + column / PER_BYTE, words[e], shifts[e]);
     } else {
@@ -196,6 +201,13 @@ __global__ void __launch_bounds__(THREADS)
         if ((c += PER_BYTE) >= width) c = 0, r++;
       }
     }
+    if constexpr (TWO) {
+      const u32 group = Quotient(of_group).of(column);
+      const u32 last = column + min(u32(elements) - at, u32(V)) - 1, down = last >= width;
+      pieces[e] = min(width, (group + 1) * u32(length)) - column;
+      scales[e][0] = scale_of(row, group);
+      scales[e][1] = scale_of(row + down, Quotient(of_group).of(down ? last - width : last));
+    }
   }
 #pragma unroll
   for (int e = 0; e < EACH; e++) {
@@ -206,7 +218,10 @@ __global__ void __launch_bounds__(THREADS)
     float f[V];
     FORMAT::template decode<V>(codes, f);
     u32 row = Quotient(of_row).of(at), column = at - row * width;
-    if constexpr (BY == TENSOR || BY == COLUMNS) {
+    if constexpr (TWO) {
+#pragma unroll
+      for (u32 i = 0; i < V; i++) f[i] *= i < pieces[e] ? scales[e][0] : scales[e][1];
+    } else if constexpr (BY == TENSOR || BY == COLUMNS) {
 #pragma unroll
       for (int i = 0; i < V; i++) {
         f[i] *= scale[BY == COLUMNS ? column : 0];
@@ -216,7 +231,7 @@ __global__ void __launch_bounds__(THREADS)
       for (u32 i = 0, end; i < there; i = end) {
         const u32 group = Quotient(of_group).of(column);
         end = min(there, i + min(width, (group + 1) * u32(length)) - column);
-        const float s = scale[(BY == BLOCKS ? line_of_blocks(row, u32(matrix), of_matrix) : row) * s_row + group];
+        const float s = scale_of(row, group);
 #pragma unroll
         for (u32 k = 0; k < V; k++)
           if (k >= i && k < end) f[k] *= s;

@@ -313,7 +313,7 @@ def walked(v: AxisView) -> bool:
 
 
 def fits_a_tile(v: AxisView) -> bool:
-    most = MOST if v.K > 1 else MOST_OF_A_ROW
+    most = MOST if v.K > 1 or v.unit() < 4 else MOST_OF_A_ROW  # elements that are stored one by one take too long
     return walked(v) or bucket(v.N) * min(bucket(v.K), 4 if INTERPRETING else NARROW) <= most
 
 

@@ -165,7 +165,7 @@ def reduce_tiles(
             for u in tl.static_range(UNROLL):
                 some = there & (vector + u * REACH < span + skipped)
                 x = tl.load(x_ptr + u * REACH, mask=some, other=OTHER).to(tl.float32)
-                inside = (n + u * REACH >= 0) & (n + u * REACH < span)
+                inside = (n + u * REACH).to(tl.uint32, bitcast=True) < span.to(tl.uint32)  # so not negative either
                 if APART > 1:
                     inside &= (n + u * REACH) % APART == 0
                 total = COMBINE(total, MAP(tl.where(inside, x, OTHER), y))
@@ -305,7 +305,7 @@ def columns_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
     """Columns of n elements; CHUNK counts elements of one column."""
     if n <= SHORT:
         return {"TILE": 1024, "WIDTH": 1024, "UNROLL": n, "CHUNK": n, "num_warps": 4}
-    return {"TILE": 2048, "WIDTH": 256, "UNROLL": 4, "CHUNK": 1024, "num_warps": 4}
+    return {"TILE": 1024, "WIDTH": 64, "UNROLL": 8, "CHUNK": 1024, "num_warps": 4}
 
 
 def short_columns_candidates(n: int) -> list[Config]:
@@ -407,7 +407,8 @@ def tiling(v: AxisView, device: torch.device, dtype: torch.dtype, kinds: tuple[C
         flat = v.n == 1 and v.m == v.N == reach
         return Tiling(min(tile // reach, bucket(v.M)), reach, 1, 1, reach, warps, flat)
     unroll = config.get("UNROLL", 1)
-    cols = min(bucket(v.K), config.get("WIDTH", 1), tile)
+    width = config.get("WIDTH", 1)
+    cols = min(bucket(v.K), width if v.k < 2 else max(width, 256), tile)  # more of what is not side by side
     reach = 1 if v.N <= SHORT else min(bucket(v.N), tile // cols)
     rows = min(tile // (cols * reach), bucket(v.M)) if reach * unroll >= v.N else 1
     if reach >= v.N:
@@ -416,20 +417,22 @@ def tiling(v: AxisView, device: torch.device, dtype: torch.dtype, kinds: tuple[C
 
 
 def vector_tiling(v: AxisView, x: Tensor) -> tuple[AxisView, Tiling] | None:
-    """How rows are read that begin anywhere, or of which x has every other element: by vectors that span them. None for
-    other views."""
+    """How rows are read of which x has every other element, or long ones of 16 bits an element that begin anywhere: by
+    vectors that span them. None for other views."""
     size = x.element_size()
     vector = 16 // size
-    loose = v.n == 2 or (v.n == 1 and (not pointer_aligned(x) or (size == 2 and v.unit() < vector)))
-    if v.K > 1 or v.M == 1 or not 64 <= v.N < 2**30 or not loose:
+    loose = v.n == 1 and size == 2 and v.N > 8192 and (v.unit() == 1 or not pointer_aligned(x))
+    if v.K > 1 or v.M == 1 or not 64 <= v.N < 2**30 or not (v.n == 2 or loose):
         return None
     apart, v = v.n, replace(v, N=(v.N - 1) * v.n + vector, n=1)
-    of_warp = vector * (32 if INTERPRETING else 256)  # eight vectors of a lane
-    if of_warp >= v.N:
+    lanes = vector * (4 if INTERPRETING else 32)  # elements of one vector of each lane
+    if 8 * lanes >= v.N:
         reach = bucket(v.N)
-        return v, Tiling(min(max(of_warp // reach, 1), bucket(v.M)), reach, 1, 1, reach, 1, vector=vector, apart=apart)
-    warps = min(8, bucket(v.N) // of_warp)
-    found = Tiling(1, of_warp // 8 * warps, 1, 2, 0, warps, vector=vector, apart=apart)
+        return v, Tiling(
+            min(max(16 * lanes // reach, 1), bucket(v.M)), reach, 1, 1, reach, 1, vector=vector, apart=apart
+        )
+    warps = min(8, bucket(v.N) // (8 * lanes))
+    found = Tiling(1, lanes * warps, 1, 2, 0, warps, vector=vector, apart=apart)
     return v, found.in_parts(v, 2**14, FEW, x.device)
 
 
@@ -552,9 +555,10 @@ class Spans:
 
     def __init__(self, v: AxisView, device: torch.device, dtype: torch.dtype, *, total: bool):
         t, whole = gradient_tiling(v, device, dtype), tiling(v, device, dtype)
-        if v.K == 1 and whole.reach * whole.unroll > SPAN:
-            reach = min(whole.reach, SPAN)
-            whole = replace(whole, reach=reach, unroll=SPAN // reach)
+        most = max(SPAN // t.cols, t.reach)  # a span is to be short: the gradient reads all of it
+        if whole.reach * whole.unroll > most:
+            reach = min(whole.reach, most)
+            whole = replace(whole, reach=reach, unroll=most // reach)
         step = math.lcm(whole.reach * whole.unroll, t.reach)
         self.length = triton.cdiv(max(SPAN // t.cols, step), step) * step
         self.count = triton.cdiv(v.N, self.length)
