@@ -159,6 +159,16 @@ class QuantizeCall(Lined):
         by_blocks = self.scheme.granularity == "block" and not self.given
         return self.random != "none" and not by_blocks and not self.lines.whole and self.lines.length % GROUP > 0
 
+    @property
+    def apart(self) -> bool:
+        """Whether loads of x are narrower than stores of lines of values."""
+        over, (_, _, x_row, x_col), vector = self.lines, self.rows, 16 // self.x.element_size()
+        begin = (over.outer > 1, over.lines > 1)
+        steps = [step for step, several in zip(over.steps(x_row, x_col), begin, strict=True) if several]
+        loose = not pointer_aligned(self.x) or any(step % vector for step in steps)
+        in_bytes = values_shape((over.length,), self.scheme.format)[0]
+        return x_col == 1 and loose and not over.ragged and in_bytes % 4 == 0
+
     @functools.cached_property
     def matrices(self) -> tuple[int, int] | None:
         """x as a batch of matrices: how many, and the stride from one to the next."""
@@ -261,6 +271,7 @@ def launch(kernel: Any, c: Lined, grid: tuple[int], scalars: tuple[int, ...], wa
         "POWER": c.scheme.power_of_two,
         "BY": by(c),
         "RAGGED": c.lines.ragged if "RAGGED" in kernel.arg_names else False,
+        "APART": isinstance(c, QuantizeCall) and c.apart,
         **own,
     }
     return Plan(kernel, grid, scalars, {name: known[name] for name in kernel.arg_names if name in known}, warps)
@@ -333,8 +344,9 @@ class TwoPasses:
             wrapped, m, n = True, triton.cdiv(total, WRAP), WRAP
             x_row, x_col = WRAP, 1
         config = strip_configuration(x.device, x.dtype, min(bucket(n, 16), WRAP))
-        block, strip = min(config["BLOCK"], bucket(n, 16)), max(config["STRIP"], config["ROWS"])
-        tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": block}
+        rows = config["ROWS"] if pointer_aligned(x) else max(config["ROWS"] // 2, 1)  # loads of one element each
+        block, strip = min(config["BLOCK"], bucket(n, 16)), max(config["STRIP"], rows)
+        tile = {"STRIP": strip, "ROWS": rows, "BLOCK": block}
         across, down = triton.cdiv(n, block), triton.cdiv(m, strip)
         scalars, constants = (m, n, total, x_row, x_col), {**tile, "PER_COLUMN": per_column, "WRAPPED": wrapped}
         self.shape = (down, n) if per_column else (across * down, 1)

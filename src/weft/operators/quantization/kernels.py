@@ -147,6 +147,17 @@ def write_values(ptr, code, known, room):
 
 
 @triton.jit
+def write_apart(v_ptr, v_line, line, lines, code, room):
+    """Codes [ROWS, BYTES] of the lines from ``line`` on. As a vector they are no part of the layout of x, whose loads are
+    narrower where it begins anywhere: else a lane would load as many neighbours as it stores, one by one."""
+    BYTES: tl.constexpr = code.shape[1]
+    j = tl.arange(0, code.shape[0] * BYTES)
+    row, byte = j // BYTES, j % BYTES
+    at = v_ptr + (line + row) * v_line + byte
+    tl.store(at, tl.reshape(code, [code.shape[0] * BYTES]), mask=(row < lines - line) & (byte < room))
+
+
+@triton.jit
 def bytes_of(room, whole, PER_BYTE: tl.constexpr, RAGGED: tl.constexpr):
     """How many bytes the rest of a line takes: ``whole``, a number that is known to be a multiple of 16 where it is, or where
     lines end early what their elements take."""
@@ -159,7 +170,7 @@ def quantize_lines(
     lines, LENGTH, N, x_outer, x_line, x_col, v_outer, v_line, r_outer, r_line,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr, LARGEST: tl.constexpr, PER_BYTE: tl.constexpr,
     POWER: tl.constexpr, NESTED: tl.constexpr, RAGGED: tl.constexpr, RANDOM: tl.constexpr, PER: tl.constexpr,
-    HARDWARE: tl.constexpr,
+    HARDWARE: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """A program holds ROWS whole lines, [ROWS, BLOCK] with BLOCK >= LENGTH, and reads them once. NESTED: there are several
     outer indices (a division is 25 instructions). RAGGED: the last line of a row of N may be shorter."""
@@ -176,7 +187,10 @@ def quantize_lines(
     tl.store(s_ptr + o * lines + i, scale, mask=i < lines)
     bits = random_of(o * r_outer + i * r_line, seed_ptr, seed, offset, BLOCK, PER, RANDOM)
     code = encode(x * inverse[:, None], bits, FORMAT, RANDOM != "none", HARDWARE)
-    write_values(v_ptr + o * v_outer + i * v_line, code, i < lines, bytes_of(room, v_line, PER_BYTE, RAGGED))
+    if APART:
+        write_apart(v_ptr + o * v_outer, v_line, tile.to(tl.int64) * ROWS, lines, code, v_line)
+    else:
+        write_values(v_ptr + o * v_outer + i * v_line, code, i < lines, bytes_of(room, v_line, PER_BYTE, RAGGED))
 
 
 @triton.jit(do_not_specialize=["seed", "offset"])
@@ -303,6 +317,7 @@ def quantize_by_scale(
     lines, LENGTH, N, MATRIX, x_outer, x_line, x_col, v_outer, v_line, r_outer, r_line, s_outer, s_line,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr, PER_BYTE: tl.constexpr, BY: tl.constexpr,
     BACKWARDS: tl.constexpr, RAGGED: tl.constexpr, RANDOM: tl.constexpr, PER: tl.constexpr, HARDWARE: tl.constexpr,
+    APART: tl.constexpr,
 ):  # fmt: skip
     """Scales are there. BACKWARDS: the last tile first, since the pass before this one left it in L2."""
     pid = tl.num_programs(0) - 1 - tl.program_id(0) if BACKWARDS else tl.program_id(0)
@@ -313,7 +328,12 @@ def quantize_by_scale(
     bits = random_of(o * r_outer + i * r_line + first // 8, seed_ptr, seed, offset, BLOCK, PER, RANDOM)
     code = encode(x * tl.div_rn(1.0, scale), bits, FORMAT, RANDOM != "none", HARDWARE)
     left = bytes_of(room, v_line - first // PER_BYTE, PER_BYTE, RAGGED)
-    write_values(v_ptr + o * v_outer + i * v_line + first // PER_BYTE, code, i < lines, left)
+    v_ptr += o * v_outer + first // PER_BYTE
+    if APART:
+        line = (pid // tl.cdiv(LENGTH, BLOCK) % tl.cdiv(lines, ROWS)).to(tl.int64) * ROWS
+        write_apart(v_ptr, v_line, line, lines, code, left)
+    else:
+        write_values(v_ptr + i * v_line, code, i < lines, left)
 
 
 @triton.jit
