@@ -30,12 +30,13 @@ def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
 def plan(
     kernels: tuple[Any, Any], config: Config, m: int, n: int, scalars: tuple[Any, ...], flags: dict[str, Any]
 ) -> Plan:
-    """The launch of m rows of n columns: by a kernel of which a program holds ROWS whole rows, or by one of which it walks a
-    row that is longer than ``ONE_PASS``, BLOCK columns at a time."""
-    if n > ONE_PASS:
-        return Plan(kernels[1], (m,), scalars, {**flags, "BLOCK": config["BLOCK"]}, config["num_warps"])
-    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n)}
-    return Plan(kernels[0], (-(-m // config["ROWS"]),), scalars, {**flags, **tile}, config["num_warps"])
+    """The launch of m rows of n columns: by a kernel of which a program holds ROWS whole rows, or by one of which it walks
+    rows, BLOCK columns at a time."""
+    period, rows, kernel = flags.get("PERIOD", 1), config.get("ROWS", 1), kernels["BLOCK" in config]
+    tile = {"ROWS": rows} if "ROWS" in kernel.arg_names else {}
+    tile["BLOCK"] = config.get("BLOCK", bucket(n + period - 1))
+    programs = -(-m // (rows * period)) * period
+    return Plan(kernel, (programs,), scalars, {**flags, **tile}, config["num_warps"])
 
 
 def row_tiles(n: int, options: dict[str, tuple[int, ...]], per_thread: tuple[int, int]) -> list[Config]:

@@ -21,6 +21,7 @@ from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, multiprocessors
 from weft.operators.layout import views
 from weft.operators.partial_sums import SummedPlan
+from weft.operators.realigned import addresses, in_rows, period, read_tile, rows_of, shift_of, write_tile
 from weft.operators.row_programs import candidates, heuristic, row_tiles
 
 ONE_PASS_BACKWARD = 8192  # columns that one program holds in registers: x, dy and the weight's partial gradient
@@ -46,92 +47,93 @@ def write(ptr, value, inside):
 def scaled(xhat, w_ptr, b_ptr, col, N, WEIGHTED: tl.constexpr, BIASED: tl.constexpr):
     """xhat * w + b for the columns ``col``, the last axis of xhat."""
     if WEIGHTED:
-        xhat *= read(w_ptr + col, col < N)
+        xhat *= read(w_ptr + col, (col >= 0) & (col < N))
     if BIASED:
-        xhat += read(b_ptr + col, col < N)
+        xhat += read(b_ptr + col, (col >= 0) & (col < N))
     return xhat
 
 
 @triton.jit
 def norm_rows(
     x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr, M, N, x_row, x_col, r_row, r_col, y_row, y_col, h_row, h_col,
-    eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr,
-    ADDED: tl.constexpr, SAVED: tl.constexpr,
+    eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, PERIOD: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr,
+    BIASED: tl.constexpr, ADDED: tl.constexpr, SAVED: tl.constexpr,
 ):  # fmt: skip
     """h = x + r; y = (h - mean) * rstd * w + b. One program holds ROWS whole rows, [ROWS, BLOCK] with BLOCK >= N. Without
     CENTERED the mean counts as 0; with SAVED mean and rstd (fp32 [M]) are written."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    row, shift = rows_of(tl.program_id(0), ROWS, PERIOD), shift_of(tl.program_id(0), x_row, PERIOD)
     col = tl.arange(0, BLOCK)
-    inside = (row[:, None] < M) & (col[None, :] < N)
-    x = read(x_ptr + row[:, None] * x_row + col[None, :] * x_col, inside)
+    x = read_tile(addresses(x_ptr, row, x_row, x_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
     if ADDED:
-        x += read(r_ptr + row[:, None] * r_row + col[None, :] * r_col, inside)
+        x += read_tile(addresses(r_ptr, row, r_row, r_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
         x = x.to(h_ptr.dtype.element_ty)  # what is normalised is what the next layer gets
-        tl.store(h_ptr + row[:, None] * h_row + col[None, :] * h_col, x, mask=inside)
+        write_tile(addresses(h_ptr, row, h_row, h_col, col, shift, PERIOD), x, row, col, M, N, shift, PERIOD)
         x = x.to(tl.float32)
     if CENTERED:
         mean = tl.sum(x, axis=1) / N
-        x = tl.where(inside, x - mean[:, None], 0.0)
+        x = tl.where(in_rows(row, col, M, N, shift, PERIOD), x - mean[:, None], 0.0)
     rstd = reciprocal_root(tl.sum(x * x, axis=1) / N, eps)
     if SAVED:
         tl.store(mean_ptr + row, mean, mask=row < M)
         tl.store(rstd_ptr + row, rstd, mask=row < M)
-    y = scaled(x * rstd[:, None], w_ptr, b_ptr, col[None, :], N, WEIGHTED, BIASED)
-    write(y_ptr + row[:, None] * y_row + col[None, :] * y_col, y, inside)
+    y = scaled(x * rstd[:, None], w_ptr, b_ptr, (col - shift)[None, :], N, WEIGHTED, BIASED)
+    write_tile(addresses(y_ptr, row, y_row, y_col, col, shift, PERIOD), y, row, col, M, N, shift, PERIOD)
 
 
 @triton.jit
 def norm_long_rows(
     x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr, M, N, x_row, x_col, r_row, r_col, y_row, y_col, h_row, h_col,
-    eps, BLOCK: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr, ADDED: tl.constexpr,
-    SAVED: tl.constexpr,
+    eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, PERIOD: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr,
+    BIASED: tl.constexpr, ADDED: tl.constexpr, SAVED: tl.constexpr,
 ):  # fmt: skip
-    """The same for a row that does not fit: one program walks it twice, the second time from L2 where it fits. The variance is
-    taken around the row's first element, which is near enough to the mean that nothing cancels of 16-bit floats; of 32 bits
+    """The same for rows that do not fit: one program walks them twice, the second time from L2 where they fit. The variance is
+    taken around a row's first element, which is near enough to the mean that nothing cancels of 16-bit floats; of 32 bits
     around the mean of the first BLOCK."""
-    row = tl.program_id(0).to(tl.int64)
-    col = tl.arange(0, BLOCK)
-    around = 0.0
+    row, shift = rows_of(tl.program_id(0), ROWS, PERIOD), shift_of(tl.program_id(0), x_row, PERIOD)
+    columns = tl.arange(0, BLOCK)
+    around = tl.zeros([ROWS, 1], tl.float32)
     if CENTERED and x_ptr.dtype.element_ty == tl.float32:
-        first = read(x_ptr + row * x_row + col.to(tl.int64) * x_col, col < N)
+        col = columns.to(tl.int64)
+        first = read_tile(addresses(x_ptr, row, x_row, x_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
         if ADDED:
-            first += read(r_ptr + row * r_row + col.to(tl.int64) * r_col, col < N)
-        around = tl.sum(first, axis=0) / tl.minimum(N, BLOCK)
+            first += read_tile(addresses(r_ptr, row, r_row, r_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
+        around = (tl.sum(first, axis=1) / tl.minimum(N, BLOCK - shift))[:, None]
     elif CENTERED:
-        around = tl.load(x_ptr + row * x_row).to(tl.float32)
+        around = tl.load(x_ptr + row * x_row, mask=row < M, other=0.0).to(tl.float32)[:, None]
         if ADDED:
-            around += tl.load(r_ptr + row * r_row).to(tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    squares = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, N, BLOCK):
-        c = (start + col).to(tl.int64)
-        x = read(x_ptr + row * x_row + c * x_col, c < N)
+            around += tl.load(r_ptr + row * r_row, mask=row < M, other=0.0).to(tl.float32)[:, None]
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    squares = tl.zeros([ROWS, BLOCK], tl.float32)
+    for start in range(0, N + shift, BLOCK):
+        col = (start + columns).to(tl.int64)
+        x = read_tile(addresses(x_ptr, row, x_row, x_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
         if ADDED:
-            x += read(r_ptr + row * r_row + c * r_col, c < N)
+            x += read_tile(addresses(r_ptr, row, r_row, r_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
             x = x.to(h_ptr.dtype.element_ty)
-            tl.store(h_ptr + row * h_row + c * h_col, x, mask=c < N)
+            write_tile(addresses(h_ptr, row, h_row, h_col, col, shift, PERIOD), x, row, col, M, N, shift, PERIOD)
             x = x.to(tl.float32)
         total += x
-        x = tl.where(c < N, x - around, 0.0)
+        x = tl.where(in_rows(row, col, M, N, shift, PERIOD), x - around, 0.0)
         squares += x * x
-    mean = tl.sum(total, axis=0) / N
-    variance = tl.sum(squares, axis=0) / N
+    mean = (tl.sum(total, axis=1) / N)[:, None]
+    variance = (tl.sum(squares, axis=1) / N)[:, None]
     if CENTERED:
         variance = tl.maximum(variance - (mean - around) * (mean - around), 0.0, tl.PropagateNan.ALL)
     rstd = reciprocal_root(variance, eps)
     if SAVED:
-        tl.store(mean_ptr + row, mean)
-        tl.store(rstd_ptr + row, rstd)
+        tl.store(mean_ptr + row[:, None], mean, mask=row[:, None] < M)
+        tl.store(rstd_ptr + row[:, None], rstd, mask=row[:, None] < M)
     if ADDED:  # what was written is read again; another thread may have written it
         tl.debug_barrier()
         x_ptr, x_row, x_col = h_ptr, h_row, h_col
-    for start in range(0, N, BLOCK):
-        c = (start + col).to(tl.int64)
-        x = tl.load(x_ptr + row * x_row + c * x_col, mask=c < N, eviction_policy="evict_first").to(tl.float32)
+    for start in range(0, N + shift, BLOCK):
+        col = (start + columns).to(tl.int64)
+        at = addresses(x_ptr, row, x_row, x_col, col, shift, PERIOD)
+        x = read_tile(at, row, col, M, N, shift, PERIOD, "evict_first")
         if CENTERED:
             x -= mean
-        y = scaled(x * rstd, w_ptr, b_ptr, c, N, WEIGHTED, BIASED)
-        write(y_ptr + row * y_row + c * y_col, y, c < N)
+        y = scaled(x * rstd, w_ptr, b_ptr, (col - shift)[None, :], N, WEIGHTED, BIASED)
+        write_tile(addresses(y_ptr, row, y_row, y_col, col, shift, PERIOD), y, row, col, M, N, shift, PERIOD)
 
 
 # ---- backward: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) + more, with g = w * dy ------------------------------
@@ -140,23 +142,24 @@ def norm_long_rows(
 @triton.jit
 def gradient_rows(
     x_ptr, dy_ptr, more_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, M, N, x_row, x_col, dy_row, dy_col, more_row,
-    more_col, dx_row, dx_col, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr,
-    MORE: tl.constexpr,
+    more_col, dx_row, dx_col, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PERIOD: tl.constexpr,
+    CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
     """A persistent grid: program p takes row blocks p, p + programs, … and leaves its sums in row p of dw and db. Without
-    CENTERED there is no mean, and rstd is computed again, which costs no memory traffic."""
+    CENTERED there is no mean, and rstd is computed again, which costs no memory traffic. PERIOD divides the programs."""
+    shift = shift_of(tl.program_id(0), x_row, PERIOD)
     col = tl.arange(0, BLOCK)
-    in_row = col < N
+    own = (col >= shift) & (col < N + shift)
     if WEIGHTED:
-        w = read(w_ptr + col, in_row)[None, :]
+        w = read(w_ptr + col - shift, own)[None, :]
         dw = tl.zeros([ROWS, BLOCK], tl.float32)
         if CENTERED:
             db = tl.zeros([ROWS, BLOCK], tl.float32)
-    for block in range(tl.program_id(0), tl.cdiv(M, ROWS), tl.num_programs(0)):
-        row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-        inside = (row[:, None] < M) & in_row[None, :]
-        x = read(x_ptr + row[:, None] * x_row + col[None, :] * x_col, inside)
-        dy = read(dy_ptr + row[:, None] * dy_row + col[None, :] * dy_col, inside)
+    for block in tl.range(tl.program_id(0), tl.cdiv(M, ROWS * PERIOD) * PERIOD, tl.num_programs(0), num_stages=STAGES):
+        row = rows_of(block, ROWS, PERIOD)
+        inside = in_rows(row, col, M, N, shift, PERIOD)
+        x = read_tile(addresses(x_ptr, row, x_row, x_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
+        dy = read_tile(addresses(dy_ptr, row, dy_row, dy_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
         if CENTERED:
             rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)[:, None]
             xhat = tl.where(inside, (x - tl.load(mean_ptr + row, mask=row < M, other=0.0)[:, None]) * rstd, 0.0)
@@ -174,85 +177,89 @@ def gradient_rows(
             dx -= (tl.sum(g, axis=1) / N)[:, None]
         dx *= rstd
         if MORE:
-            dx += read(more_ptr + row[:, None] * more_row + col[None, :] * more_col, inside)
-        write(dx_ptr + row[:, None] * dx_row + col[None, :] * dx_col, dx, inside)
+            dx += read_tile(addresses(more_ptr, row, more_row, more_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
+        write_tile(addresses(dx_ptr, row, dx_row, dx_col, col, shift, PERIOD), dx, row, col, M, N, shift, PERIOD)
     if WEIGHTED:
-        own = tl.program_id(0).to(tl.int64) * N + col
-        tl.store(dw_ptr + own, tl.sum(dw, axis=0), mask=in_row)
+        at = tl.program_id(0).to(tl.int64) * N + col - shift
+        tl.store(dw_ptr + at, tl.sum(dw, axis=0), mask=own)
         if CENTERED:
-            tl.store(db_ptr + own, tl.sum(db, axis=0), mask=in_row)
+            tl.store(db_ptr + at, tl.sum(db, axis=0), mask=own)
 
 
 @triton.jit
 def gradient_sums(
-    x_ptr, dy_ptr, w_ptr, mean_ptr, rstd_ptr, scale_ptr, along_ptr, level_ptr, N, x_row, x_col, dy_row, dy_col, eps,
-    BLOCK: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr,
+    x_ptr, dy_ptr, w_ptr, mean_ptr, rstd_ptr, scale_ptr, along_ptr, level_ptr, M, N, x_row, x_col, dy_row, dy_col, eps,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, PERIOD: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """For one long row: rstd, mean(g * xhat) and mean(g), fp32 [M] each."""
-    row = tl.program_id(0).to(tl.int64)
-    col = tl.arange(0, BLOCK)
-    mean = 0.0
+    """For long rows: rstd, mean(g * xhat) and mean(g), fp32 [M] each."""
+    row, shift = rows_of(tl.program_id(0), ROWS, PERIOD), shift_of(tl.program_id(0), x_row, PERIOD)
+    squares = tl.zeros([ROWS, BLOCK], tl.float32)
+    dots = tl.zeros([ROWS, BLOCK], tl.float32)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
     if CENTERED:
-        mean = tl.load(mean_ptr + row)
-    squares = tl.zeros([BLOCK], tl.float32)
-    dots = tl.zeros([BLOCK], tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, N, BLOCK):
-        c = (start + col).to(tl.int64)
-        x = read(x_ptr + row * x_row + c * x_col, c < N) - mean
-        g = read(dy_ptr + row * dy_row + c * dy_col, c < N)
+        mean = tl.load(mean_ptr + row, mask=row < M, other=0.0)[:, None]
+    for start in range(0, N + shift, BLOCK):
+        col = (start + tl.arange(0, BLOCK)).to(tl.int64)
+        x = read_tile(addresses(x_ptr, row, x_row, x_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
+        g = read_tile(addresses(dy_ptr, row, dy_row, dy_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
         if WEIGHTED:
-            g *= read(w_ptr + c, c < N)
+            g *= read(w_ptr + col - shift, (col >= shift) & (col < N + shift))[None, :]
+        if CENTERED:
+            x -= mean
         squares += x * x
         dots += x * g
         total += g
     if CENTERED:
-        rstd = tl.load(rstd_ptr + row)
+        rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)
     else:
-        rstd = reciprocal_root(tl.sum(squares, axis=0) / N, eps)
-    tl.store(scale_ptr + row, rstd)
-    tl.store(along_ptr + row, tl.sum(dots, axis=0) * rstd / N)
-    tl.store(level_ptr + row, tl.sum(total, axis=0) / N)
+        rstd = reciprocal_root(tl.sum(squares, axis=1) / N, eps)
+    tl.store(scale_ptr + row, rstd, mask=row < M)
+    tl.store(along_ptr + row, tl.sum(dots, axis=1) * rstd / N, mask=row < M)
+    tl.store(level_ptr + row, tl.sum(total, axis=1) / N, mask=row < M)
 
 
 @triton.jit
 def gradient_columns(
     x_ptr, dy_ptr, more_ptr, w_ptr, mean_ptr, scale_ptr, along_ptr, level_ptr, dx_ptr, dw_ptr, db_ptr, M, N, x_row, x_col,
     dy_row, dy_col, more_row, more_col, dx_row, dx_col, STRIP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, MORE: tl.constexpr,
+    PERIOD: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
     """Given those: dx and partial sums for STRIP rows of BLOCK columns; grid (columns, strips)."""
-    c = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    strip = tl.program_id(1).to(tl.int64)
+    strip = tl.program_id(1)
+    shift = shift_of(strip, x_row, PERIOD)
+    col = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    own = (col >= shift) & (col < N + shift)
     if WEIGHTED:
-        w = read(w_ptr + c, c < N)[None, :]
+        w = read(w_ptr + col - shift, own)[None, :]
         dw = tl.zeros([ROWS, BLOCK], tl.float32)
         db = tl.zeros([ROWS, BLOCK], tl.float32)
-    for start in range(0, min(STRIP, M - tl.program_id(1) * STRIP), ROWS):
-        row = strip * STRIP + start + tl.arange(0, ROWS)
-        in_rows = row < M
-        inside = in_rows[:, None] & (c[None, :] < N)
-        x = read(x_ptr + row[:, None] * x_row + c[None, :] * x_col, inside)
-        g = read(dy_ptr + row[:, None] * dy_row + c[None, :] * dy_col, inside)
+    blocks: tl.constexpr = STRIP // ROWS
+    last = tl.cdiv(M, ROWS * PERIOD)
+    for start in range(strip // PERIOD * blocks, min((strip // PERIOD + 1) * blocks, last)):
+        row = rows_of(start * PERIOD + strip % PERIOD, ROWS, PERIOD)
+        inside = in_rows(row, col, M, N, shift, PERIOD)
+        x = read_tile(addresses(x_ptr, row, x_row, x_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
+        g = read_tile(addresses(dy_ptr, row, dy_row, dy_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
         if CENTERED:
-            x -= tl.load(mean_ptr + row, mask=in_rows, other=0.0)[:, None]
-        rstd = tl.load(scale_ptr + row, mask=in_rows, other=0.0)[:, None]
+            x -= tl.load(mean_ptr + row, mask=row < M, other=0.0)[:, None]
+        rstd = tl.load(scale_ptr + row, mask=row < M, other=0.0)[:, None]
         xhat = tl.where(inside, x * rstd, 0.0)
         if WEIGHTED:
             dw += g * xhat
             db += g
             g *= w
-        dx = g - xhat * tl.load(along_ptr + row, mask=in_rows, other=0.0)[:, None]
+        dx = g - xhat * tl.load(along_ptr + row, mask=row < M, other=0.0)[:, None]
         if CENTERED:
-            dx -= tl.load(level_ptr + row, mask=in_rows, other=0.0)[:, None]
+            dx -= tl.load(level_ptr + row, mask=row < M, other=0.0)[:, None]
         dx *= rstd
         if MORE:
-            dx += read(more_ptr + row[:, None] * more_row + c[None, :] * more_col, inside)
-        write(dx_ptr + row[:, None] * dx_row + c[None, :] * dx_col, dx, inside)
+            dx += read_tile(addresses(more_ptr, row, more_row, more_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
+        write_tile(addresses(dx_ptr, row, dx_row, dx_col, col, shift, PERIOD), dx, row, col, M, N, shift, PERIOD)
     if WEIGHTED:
-        tl.store(dw_ptr + strip * N + c, tl.sum(dw, axis=0), mask=c < N)
+        at = strip.to(tl.int64) * N + col - shift
+        tl.store(dw_ptr + at, tl.sum(dw, axis=0), mask=own)
         if CENTERED:
-            tl.store(db_ptr + strip * N + c, tl.sum(db, axis=0), mask=c < N)
+            tl.store(db_ptr + at, tl.sum(db, axis=0), mask=own)
 
 
 # ---- launches, of a NormCall or a GradientCall (dispatch.py) ---------------------------------------------------------
@@ -279,10 +286,10 @@ forward_configuration = Configurations(
 
 @with_copies
 def rows_launch(c: Any) -> Plan:
-    norm, residual = c.config, c.x if c.residual is None else c.residual
-    (m, n, *x_s), (_, _, *r_s), (_, _, *y_s) = views(c.x, residual, torch.empty_like(c.x, device="meta"))
+    norm, residual, y = c.config, c.x if c.residual is None else c.residual, torch.empty_like(c.x, device="meta")
+    (m, n, *x_s), (_, _, *r_s), (_, _, *y_s) = views(c.x, residual, y)
     config = forward_configuration(c.x.device, c.x.dtype, bucket(n), norm.centered)
-    flags = {**norm.flags, "BIASED": norm.biased, "ADDED": norm.added, "SAVED": c.saved}
+    flags = {**norm.flags, "BIASED": norm.biased, "ADDED": norm.added, "SAVED": c.saved, "PERIOD": period(c.x, residual, y)}
     return row_programs.plan((norm_rows, norm_long_rows), config, m, n, (m, n, *x_s, *r_s, *y_s, *y_s, c.eps), flags)
 
 
@@ -307,32 +314,38 @@ def gradient_views(c: Any) -> list[tuple[int, int, int, int]]:
     return views(c.x, c.dy, c.more, torch.empty_like(c.x, device="meta"))
 
 
+def gradient_flags(c: Any) -> dict[str, Any]:
+    return {**c.config.flags, "PERIOD": period(c.x, c.dy, c.more, torch.empty_like(c.x, device="meta"))}
+
+
 @with_copies
 def gradient_rows_launch(c: Any) -> SummedPlan:
     (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
-    config = backward_configuration(c.x.device, c.x.dtype, bucket(n))
-    programs = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.x.device) * config["PROGRAMS"])
-    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n), **c.config.flags, "MORE": c.added}
-    rows = Plan(gradient_rows, (programs,), (m, n, *x_s, *dy_s, *more_s, *dx_s, c.eps), tile, config["num_warps"])
-    return SummedPlan(rows, programs, n, c.sums)
+    config, flags = backward_configuration(c.x.device, c.x.dtype, bucket(n)), gradient_flags(c)
+    rows, each = config["ROWS"], flags["PERIOD"]
+    programs = min(triton.cdiv(m, rows * each), max(multiprocessors(c.x.device) * config["PROGRAMS"] // each, 1)) * each
+    tile = {"ROWS": rows, "BLOCK": bucket(n + each - 1), "STAGES": config.get("STAGES", 1), **flags, "MORE": c.added}
+    launch = Plan(gradient_rows, (programs,), (m, n, *x_s, *dy_s, *more_s, *dx_s, c.eps), tile, config["num_warps"])
+    return SummedPlan(launch, programs, n, c.sums)
 
 
 @with_copies
 def gradient_columns_launch(c: Any) -> SummedPlan:
     (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
-    config, flags = backward_configuration(c.x.device, c.x.dtype, bucket(n)), c.config.flags
-    statistics = Plan(gradient_sums, (m,), (n, *x_s, *dy_s, c.eps), {"BLOCK": 8192, **flags}, 16)
-    strip = max(config["STRIP"], bucket(-(-m // 65535)))  # the grid's second dimension ends at 65535
-    strips = triton.cdiv(m, strip)
+    config, flags = backward_configuration(c.x.device, c.x.dtype, bucket(n)), gradient_flags(c)
+    each = flags["PERIOD"]
+    sums = Plan(gradient_sums, (triton.cdiv(m, each) * each,), (m, n, *x_s, *dy_s, c.eps), {"ROWS": 1, "BLOCK": 8192, **flags}, 16)
+    strip = max(config["STRIP"] // each, config["ROWS"], bucket(-(-m // 65528)))  # the grid's second dimension ends at 65535
+    strips = triton.cdiv(m, strip * each) * each
     tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"], **flags, "MORE": c.added}
-    grid = (triton.cdiv(n, config["BLOCK"]), strips)
+    grid = (triton.cdiv(n + each - 1, config["BLOCK"]), strips)
     columns = Plan(gradient_columns, grid, (m, n, *x_s, *dy_s, *more_s, *dx_s), tile, config["num_warps"])
 
     def launch(
         x: Tensor, dy: Tensor, more: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor, *written: Tensor
     ) -> None:
         scale, along, level = torch.empty((3, m), dtype=torch.float32, device=x.device).unbind(0)
-        statistics(x, dy, weight, mean, rstd, scale, along, level)
+        sums(x, dy, weight, mean, rstd, scale, along, level)
         columns(x, dy, more, weight, mean, scale, along, level, *written)
 
     return SummedPlan(launch, strips, n, c.sums)

@@ -1,0 +1,90 @@
+"""Rows that begin anywhere, read and written as vectors of 16 bytes.
+
+Rows of an odd number of 16-bit elements begin at every even address, and a kernel that begins a tile where its row begins moves
+two bytes at a time. A tile of these kernels begins where the row's first vector does, up to ``shift`` elements earlier. Rows
+``PERIOD`` (a vector's elements) apart begin alike, so a program takes such rows: one shift, one set of columns. With a PERIOD of
+1 rows are taken in order and nothing is shifted.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from weft.operators.cuda import pointer_aligned
+from weft.operators.layout import views
+
+
+@triton.jit
+def rows_of(program, ROWS: tl.constexpr, PERIOD: tl.constexpr):
+    """The rows, int64 [ROWS], of a program."""
+    program = tl.zeros([ROWS], tl.int64) + program
+    return (program // PERIOD * ROWS + tl.arange(0, ROWS)) * PERIOD + program % PERIOD
+
+
+@triton.jit
+def shift_of(program, stride, PERIOD: tl.constexpr):
+    """By how many elements its rows, of this stride, begin after a vector does."""
+    if PERIOD == 1:
+        return 0
+    else:
+        return program % PERIOD * (stride % PERIOD) % PERIOD
+
+
+@triton.jit
+def addresses(ptr, row, row_stride, col_stride, col, shift, PERIOD: tl.constexpr):
+    """Of columns ``col - shift``."""
+    if PERIOD > 1:
+        return ptr + tl.multiple_of(row * row_stride - shift, PERIOD)[:, None] + col[None, :]
+    else:
+        return ptr + row[:, None] * row_stride + col[None, :] * col_stride
+
+
+@triton.jit
+def in_rows(row, col, M, N, shift, PERIOD: tl.constexpr):
+    """Which elements of a tile are in rows."""
+    if PERIOD == 1:
+        return (row < M)[:, None] & (col < N)[None, :]
+    else:
+        return (row < M)[:, None] & ((col >= shift) & (col < N + shift))[None, :]
+
+
+@triton.jit
+def read_tile(at, row, col, M, N, shift, PERIOD: tl.constexpr, KEEP: tl.constexpr = "evict_last"):
+    """The elements in fp32, with 0 where no row is. Of vectors that lie across a row's ends the rest is read too, but not beyond
+    the last row."""
+    inside = in_rows(row, col, M, N, shift, PERIOD)
+    if PERIOD == 1:
+        x = tl.load(at, mask=inside, other=0.0, eviction_policy=KEEP)
+    else:
+        if tl.max(row) >= M - 1:
+            x = tl.load(at, mask=inside, other=0.0, eviction_policy=KEEP)
+        else:
+            vectors = (col // PERIOD * PERIOD < N + shift)[None, :]
+            x = tl.load(at, mask=vectors, other=0.0, eviction_policy=KEEP)
+        x = tl.where(inside, x, 0.0)
+    return x.to(tl.float32)
+
+
+@triton.jit
+def write_tile(at, value, row, col, M, N, shift, PERIOD: tl.constexpr):
+    """Vectors that lie in a row are written whole, those across its ends by element."""
+    inside = in_rows(row, col, M, N, shift, PERIOD)
+    value = value.to(at.dtype.element_ty)
+    if PERIOD == 1:
+        tl.store(at, value, mask=inside)
+    else:
+        first = col // PERIOD * PERIOD
+        whole = (row < M)[:, None] & ((first >= shift) & (first + PERIOD <= N + shift))[None, :]
+        tl.store(at, value, mask=whole)
+        tl.store(at, value, mask=inside & (whole == 0))
+
+
+def period(*tensors: Tensor) -> int:
+    """Elements of a vector where rows of all the tensors lie alike and shifting them helps: 16-bit rows of odd lengths. Else 1."""
+    count, strides = 16 // tensors[0].element_size(), set()
+    for t, (_, n, row, column) in zip(tensors, views(*tensors), strict=True):
+        if t.dtype != tensors[0].dtype or column != 1 or n < count or not pointer_aligned(t):
+            return 1
+        strides.add(row % count)
+    return count if len(strides) == 1 and strides.pop() % 2 and count == 8 else 1
