@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft.operators.configs import bucket
 from weft.operators.cuda import pointer_aligned
 from weft.operators.layout import views
 
@@ -80,11 +81,27 @@ def write_tile(at, value, row, col, M, N, shift, PERIOD: tl.constexpr):
         tl.store(at, value, mask=inside & (whole == 0))
 
 
-def period(*tensors: Tensor) -> int:
-    """Elements of a vector where rows of all the tensors lie alike and shifting them helps: 16-bit rows of odd lengths. Else 1."""
+def lie_alike(*tensors: Tensor) -> bool:
+    """Whether rows of all the tensors begin at the same element of a vector."""
     count, strides = 16 // tensors[0].element_size(), set()
     for t, (_, n, row, column) in zip(tensors, views(*tensors), strict=True):
         if t.dtype != tensors[0].dtype or column != 1 or n < count or not pointer_aligned(t):
-            return 1
+            return False
         strides.add(row % count)
-    return count if len(strides) == 1 and strides.pop() % 2 and count == 8 else 1
+    return len(strides) == 1
+
+
+def period(*tensors: Tensor) -> int:
+    """Elements of a vector where tiles are shifted: of 16-bit rows of odd lengths. Else 1."""
+    odd = tensors[0].element_size() == 2 and views(tensors[0])[0][2] % 2
+    return 8 if odd and lie_alike(*tensors) else 1
+
+
+def programs(m: int, rows: int, period: int, most: int = 2**31) -> int:
+    """For m rows, ``rows`` by a program: a multiple of the period, and at most ``most`` where that is one."""
+    return min(-(-m // (rows * period)), max(most // period, 1)) * period
+
+
+def strip_of(config: dict[str, int], m: int, period: int) -> int:
+    """Rows of a program of a grid whose second dimension, the strips, ends at 65535."""
+    return max(config["STRIP"] // period, config["ROWS"], bucket(-(-m // 65528)))

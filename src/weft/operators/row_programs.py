@@ -6,6 +6,7 @@ import torch
 
 from weft.operators.configs import Config, bucket, grid_of
 from weft.operators.launch import Plan
+from weft.operators.realigned import programs
 
 ONE_PASS = 32768  # columns that one program holds in registers: 1024 threads × 32 fp32 values
 WHOLE = "a program holds one or several rows in registers"
@@ -35,8 +36,7 @@ def plan(
     period, rows, kernel = flags.get("PERIOD", 1), config.get("ROWS", 1), kernels["BLOCK" in config]
     tile = {"ROWS": rows} if "ROWS" in kernel.arg_names else {}
     tile["BLOCK"] = config.get("BLOCK", bucket(n + period - 1))
-    programs = -(-m // (rows * period)) * period
-    return Plan(kernel, (programs,), scalars, {**flags, **tile}, config["num_warps"])
+    return Plan(kernel, (programs(m, rows, period),), scalars, {**flags, **tile}, config["num_warps"])
 
 
 def row_tiles(n: int, options: dict[str, tuple[int, ...]], per_thread: tuple[int, int]) -> list[Config]:

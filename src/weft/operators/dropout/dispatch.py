@@ -103,18 +103,12 @@ class AddNormCall(Call):
         self.n, self.threshold = x.shape[-1], threshold_of(p)
 
 
-def wrong_width(c: AddNormCall) -> str:
-    if c.n <= ONE_PASS and c.n % GROUP == 0:
-        return ""
-    return f"rows of {c.n} columns; the kernel takes multiples of {GROUP} up to {ONE_PASS}"
-
-
 def unsupported(c: AddNormCall) -> str:
     if not c.threshold:
         return "nothing is dropped: add_rms_norm does it"
     if rows_of(c.x) is None or rows_of(c.residual) is None:
         return "the leading dimensions do not collapse into rows of one stride: a copy would be needed"
-    return wrong_width(c)
+    return ""
 
 
 FORWARD = Dispatch(
@@ -123,11 +117,12 @@ FORWARD = Dispatch(
     TRACED,
     EMPTY,
     Route("torch", lambda c: not c.threshold, "nothing is dropped: add_rms_norm does it"),
-    Route("torch", lambda c: wrong_width(c) != "", "the kernel takes rows of multiples of 8 columns up to 32,768"),
     Route("torch", lambda c: unsupported(c) != "",
           "leading dimensions do not collapse into rows of one stride: a kernel would need a copy"),
-    Route("triton", lambda c: True, "a program holds whole rows; the mask is made from the seed",
+    Route("triton", lambda c: c.n <= ONE_PASS, "a program holds whole rows; the mask is made from the seed",
           norm_kernels.forward_plan, unsupported),
+    Route("triton", lambda c: True, "a program walks a row twice; the mask is made from the seed", norm_kernels.forward_plan,
+          unsupported),
 )  # fmt: skip
 
 

@@ -167,10 +167,11 @@ dropout_add_rms_norm = Operator(
     workloads={
         "verify": [
             *(workload(M=m, N=n) for m, n in ((1, 8), (3, 16), (37, 104), (5, 1000), (2, 4096))),
-            *(workload(M=3, N=n) for n in (1, 7, 100)),
+            *(workload(M=m, N=n) for m, n in ((3, 1), (3, 7), (3, 100), (19, 259), (37, 30), (2, 33001))),
             *(workload(M=9, N=104, p=p) for p in (0, 10, 100)),
             workload(M=9, N=104, offset=3),
             *(workload(M=9, N=40, layout=at, residual=at) for at in ("unaligned", "sliced", "strided", "transposed")),
+            *(workload(M=9, N=41, layout=at) for at in ("unaligned", "sliced", "strided", "transposed")),
             workload(M=9, N=40, layout="expanded", residual="sliced"),
             workload(M=0, N=8),
             workload(M=9, N=40, values="nonfinite"),

@@ -21,7 +21,9 @@ from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, multiprocessors
 from weft.operators.layout import views
 from weft.operators.partial_sums import SummedPlan
-from weft.operators.realigned import addresses, in_rows, period, read_tile, rows_of, shift_of, write_tile
+from weft.operators.realigned import (
+    addresses, in_rows, period, programs, read_tile, rows_of, shift_of, strip_of, write_tile,
+)  # fmt: skip
 from weft.operators.row_programs import candidates, heuristic, row_tiles
 
 ONE_PASS_BACKWARD = 8192  # columns that one program holds in registers: x, dy and the weight's partial gradient
@@ -323,10 +325,10 @@ def gradient_rows_launch(c: Any) -> SummedPlan:
     (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
     config, flags = backward_configuration(c.x.device, c.x.dtype, bucket(n)), gradient_flags(c)
     rows, each = config["ROWS"], flags["PERIOD"]
-    programs = min(triton.cdiv(m, rows * each), max(multiprocessors(c.x.device) * config["PROGRAMS"] // each, 1)) * each
+    parts = programs(m, rows, each, multiprocessors(c.x.device) * config["PROGRAMS"])
     tile = {"ROWS": rows, "BLOCK": bucket(n + each - 1), "STAGES": config.get("STAGES", 1), **flags, "MORE": c.added}
-    launch = Plan(gradient_rows, (programs,), (m, n, *x_s, *dy_s, *more_s, *dx_s, c.eps), tile, config["num_warps"])
-    return SummedPlan(launch, programs, n, c.sums)
+    launch = Plan(gradient_rows, (parts,), (m, n, *x_s, *dy_s, *more_s, *dx_s, c.eps), tile, config["num_warps"])
+    return SummedPlan(launch, parts, n, c.sums)
 
 
 @with_copies
@@ -334,9 +336,10 @@ def gradient_columns_launch(c: Any) -> SummedPlan:
     (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
     config, flags = backward_configuration(c.x.device, c.x.dtype, bucket(n)), gradient_flags(c)
     each = flags["PERIOD"]
-    sums = Plan(gradient_sums, (triton.cdiv(m, each) * each,), (m, n, *x_s, *dy_s, c.eps), {"ROWS": 1, "BLOCK": 8192, **flags}, 16)
-    strip = max(config["STRIP"] // each, config["ROWS"], bucket(-(-m // 65528)))  # the grid's second dimension ends at 65535
-    strips = triton.cdiv(m, strip * each) * each
+    tile = {"ROWS": 1, "BLOCK": 8192, **flags}
+    sums = Plan(gradient_sums, (programs(m, 1, each),), (m, n, *x_s, *dy_s, c.eps), tile, 16)
+    strip = strip_of(config, m, each)
+    strips = programs(m, strip, each)
     tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"], **flags, "MORE": c.added}
     grid = (triton.cdiv(n + each - 1, config["BLOCK"]), strips)
     columns = Plan(gradient_columns, grid, (m, n, *x_s, *dy_s, *more_s, *dx_s), tile, config["num_warps"])

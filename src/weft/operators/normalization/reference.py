@@ -164,7 +164,7 @@ def define(norm: Any, eps: float, **sets: list[Workload]) -> dict[str, Any]:
         },
         "workloads": {
             "verify": [
-                *points((1, 1), (3, 5), (2, 256), (37, 100), (5, 1000), (3, 2048), (1, 4097), (3, 8200), (2, 33000)),
+                *points((1, 1), (3, 5), (2, 256), (37, 100), (5, 1000), (3, 2048), (1, 4097), (3, 8200), (2, 33000), (19, 259)),
                 *points((0, 7), (7, 0)),
                 *(w for layout in LAYOUTS[1:] for w in points((9, 33), layout=layout)),
                 *points((9, 40), (9, 8192), weight=False),
