@@ -51,7 +51,7 @@ def in_rows(row, col, M, N, shift, PERIOD: tl.constexpr):
 
 
 @triton.jit
-def read_tile(at, row, col, M, N, shift, PERIOD: tl.constexpr, KEEP: tl.constexpr = "evict_last"):
+def read_tile(at, row, col, M, N, shift, PERIOD: tl.constexpr, KEEP: tl.constexpr = tl.constexpr("evict_last")):
     """The elements in fp32, with 0 where no row is. Of vectors that lie across a row's ends the rest is read too, but not beyond
     the last row."""
     inside = in_rows(row, col, M, N, shift, PERIOD)

@@ -1,11 +1,13 @@
 """Rows held by Triton programs: the configurations that the row kernels of all families share."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from weft.operators.configs import Config, bucket, grid_of
-from weft.operators.launch import Plan
+from weft.operators.launch import Plan, multiprocessors
 from weft.operators.realigned import programs
 
 ONE_PASS = 32768  # columns that one program holds in registers: 1024 threads × 32 fp32 values
@@ -26,6 +28,23 @@ def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     if n > ONE_PASS:
         return grid_of({"BLOCK": (4096, 8192, 16384), "num_warps": (8, 16, 32)})
     return row_tiles(n, {"num_warps": (1, 2, 4, 8, 16, 32)}, per_thread=(4, 64))
+
+
+def lie_apart(strides: Iterable[int]) -> bool:
+    """Whether columns of a tensor (row stride, column stride, the next one's, …) are further apart than its rows, which then are
+    what lies side by side."""
+    rows_and_columns = iter(strides)
+    return any(row < column for row, column in zip(rows_and_columns, rows_and_columns, strict=True))
+
+
+def side_by_side(x: Tensor, m: int, n: int) -> Config:
+    """For rows that lie side by side: 128 bytes of each column, or fewer where there would be too few programs."""
+    rows, least = 128 // x.element_size(), 32 // x.element_size()
+    while rows > least and m < 2 * multiprocessors(x.device) * rows:
+        rows //= 2
+    if rows * bucket(n) <= 16384:
+        return {"ROWS": rows, "num_warps": min(max(rows * bucket(n) // 1024, 4), 16)}
+    return {"ROWS": rows, "BLOCK": 2048 // rows, "num_warps": 8}
 
 
 def plan(

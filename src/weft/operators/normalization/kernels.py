@@ -291,6 +291,8 @@ def rows_launch(c: Any) -> Plan:
     norm, residual, y = c.config, c.x if c.residual is None else c.residual, torch.empty_like(c.x, device="meta")
     (m, n, *x_s), (_, _, *r_s), (_, _, *y_s) = views(c.x, residual, y)
     config = forward_configuration(c.x.device, c.x.dtype, bucket(n), norm.centered)
+    if row_programs.lie_apart((*x_s, *r_s, *y_s)):
+        config = row_programs.side_by_side(c.x, m, n)
     flags = {**norm.flags, "BIASED": norm.biased, "ADDED": norm.added, "SAVED": c.saved, "PERIOD": period(c.x, residual, y)}
     return row_programs.plan((norm_rows, norm_long_rows), config, m, n, (m, n, *x_s, *r_s, *y_s, *y_s, c.eps), flags)
 

@@ -22,7 +22,7 @@ from weft.operators.launch import multiprocessors
 from weft.operators.layout import rows_of, views
 from weft.operators.row_cluster import LONGEST, MAX_CLUSTER, RowCluster
 from weft.operators.row_cluster import REASON as CLUSTER
-from weft.operators.row_programs import LONG, ONE_PASS, WHOLE
+from weft.operators.row_programs import LONG, ONE_PASS, WHOLE, lie_apart
 from weft.operators.softmax import kernels
 from weft.operators.softmax.kernels import launch_rows
 
@@ -211,6 +211,7 @@ def launch_cluster_backward(c: GradientCall) -> CudaPlan:
     return CudaPlan(source, kernel, rows.grid, rows.threads, scalars, rows.cluster, shared_bytes)
 
 
+FEWEST_BESIDE = 1024  # rows; a program takes 8 of fp32 or 16 of 16 bits, which fill a sector
 OF_BOTH = "a cluster of blocks holds a row of y and dy, which are read once"
 
 FORWARD = Dispatch(
@@ -218,7 +219,7 @@ FORWARD = Dispatch(
     ON_CPU,
     Route("torch", lambda c: c.x.ndim == 0 or c.empty, "empty or a scalar: nothing to launch"),
     Route("torch", lambda c: c.copy_needed, ONE_STRIDE),
-    Route("torch", lambda c: c.n > 1 and c.along.stride(-1) != 1, "PyTorch's kernel for inner dimensions is faster"),
+    Route("torch", lambda c: c.m < FEWEST_BESIDE and lie_apart(c.strides), "few rows, side by side: too few programs"),
     Route("cuda", lambda c: c.n >= 16384, CLUSTER, launch_cluster, lambda c: row_cluster.why_not(c.along), sm=90),
     *TRITON,
 )

@@ -65,31 +65,35 @@ def softmax_rows(
 
 @triton.jit
 def softmax_long_rows(
-    x_ptr, y_ptr, N, x_row, x_col, y_row, y_col, LOG: tl.constexpr, ACCURATE: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The same for a row that does not fit: one program reads it once for its maximum and sum, and once to write."""
-    row = tl.program_id(0).to(tl.int64)
-    col = tl.arange(0, BLOCK)
-    maximum = tl.full([BLOCK], -float("inf"), tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
+    x_ptr, y_ptr, M, N, x_row, x_col, y_row, y_col,
+    LOG: tl.constexpr, ACCURATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The same for rows that do not fit: one program reads them once for their maximum and sum, and once to write."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    x_ptr += row[:, None] * x_row
+    y_ptr += row[:, None] * y_row
+    maximum = tl.full([ROWS, BLOCK], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in range(0, N, BLOCK):
-        c = (start + col).to(tl.int64)
-        x = tl.load(x_ptr + row * x_row + c * x_col, mask=c < N, other=-float("inf"), eviction_policy="evict_last")
+        c = (start + tl.arange(0, BLOCK)).to(tl.int64)[None, :]
+        inside = (row[:, None] < M) & (c < N)
+        x = tl.load(x_ptr + c * x_col, mask=inside, other=-float("inf"), eviction_policy="evict_last")
         maximum, total = online_step(x.to(tl.float32), maximum, total, ACCURATE)
-    row_maximum = tl.max(maximum, axis=0)
-    row_total = tl.sum(total * exponential(maximum - row_maximum, ACCURATE), axis=0)  # NaN when all are -inf
+    row_maximum = tl.max(maximum, axis=1)[:, None]
+    row_total = tl.sum(total * exponential(maximum - row_maximum, ACCURATE), axis=1)[:, None]  # NaN when all are -inf
     if LOG:
         factor = tl.log(row_total)
     else:
         factor = tl.div_rn(1.0, row_total)
     for start in range(0, N, BLOCK):
-        c = (start + col).to(tl.int64)
-        x = tl.load(x_ptr + row * x_row + c * x_col, mask=c < N, eviction_policy="evict_first").to(tl.float32)
+        c = (start + tl.arange(0, BLOCK)).to(tl.int64)[None, :]
+        inside = (row[:, None] < M) & (c < N)
+        x = tl.load(x_ptr + c * x_col, mask=inside, eviction_policy="evict_first").to(tl.float32)
         if LOG:
             y = (x - row_maximum) - factor
         else:
             y = exponential(x - row_maximum, ACCURATE) * factor
-        tl.store(y_ptr + row * y_row + c * y_col, y.to(y_ptr.dtype.element_ty), mask=c < N)
+        tl.store(y_ptr + c * y_col, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 # ---- softmax with a mask -----------------------------------------------------------------------------------------------
@@ -106,6 +110,14 @@ def visible(row, N, S):
 
 
 @triton.jit
+def seen_by(ROWS: tl.constexpr, M, N, S):
+    """How many columns each row of a program sees: one division of 64 bits for all of them."""
+    first = (tl.program_id(0).to(tl.int64) * ROWS % S).to(tl.int32)
+    sees = visible(first + tl.arange(0, ROWS), N, S)
+    return tl.where(tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS) < M, sees, 0)[:, None]
+
+
+@triton.jit
 def round_up_to_16(n):
     return (n + 15) // 16 * 16
 
@@ -117,16 +129,14 @@ def mask_row(row, m1, m2, s0, s1, s2):
 
 
 @triton.jit
-def scores(x, mask_ptr, col_stride, col, inside, sees, scale, MASK: tl.constexpr, CAUSAL: tl.constexpr):
-    """scale * x + mask; -inf where there is no column."""
+def scores(x, mask_ptr, col_stride, col, inside, sees, scale, MASK: tl.constexpr):
+    """scale * x + mask; -inf beyond the columns that a row sees."""
     x = x.to(tl.float32) * scale
     if MASK == 1:  # boolean: false adds -inf
         x += tl.where(tl.load(mask_ptr + col * col_stride, mask=inside, other=0) != 0, 0.0, -float("inf"))
     if MASK == 2:
         x += tl.load(mask_ptr + col * col_stride, mask=inside, other=0.0).to(tl.float32)
-    if CAUSAL:
-        inside = inside & (col < sees)
-    return tl.where(inside, x, -float("inf"))
+    return tl.where(col < sees, x, -float("inf"))
 
 
 @triton.jit
@@ -137,24 +147,26 @@ def masked_softmax_rows(
     """One program holds ROWS whole rows."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
-    inside = (row[:, None] < M) & (col[None, :] < N)
-    sees, read = N, inside
+    columns = tl.where(row < M, N, 0)[:, None]  # of each row: none beyond the last one
+    read = col[None, :] < columns
+    sees = columns
     if CAUSAL:
-        sees = visible(row, N, S)[:, None]
-        read = inside & (col[None, :] < round_up_to_16(sees))
+        sees = seen_by(ROWS, M, N, S)
+        read = col[None, :] < tl.minimum(round_up_to_16(sees), N)
     x_ptr += row[:, None] * x_row + col[None, :] * x_col
     x = tl.load(x_ptr, mask=read, other=0.0, eviction_policy="evict_last")
     if MASK:
         mask_ptr += mask_row(row, m1, m2, s0, s1, s2)[:, None]
-    x = scores(x, mask_ptr, mask_col, col[None, :], read, sees, scale, MASK, CAUSAL)
+    x = scores(x, mask_ptr, mask_col, col[None, :], read, sees, scale, MASK)
     e = exponential(x - tl.max(x, axis=1)[:, None], ACCURATE)  # a row without any column is NaN, as in PyTorch
     y = e * tl.div_rn(1.0, tl.sum(e, axis=1))[:, None]
-    tl.store(y_ptr + row[:, None] * y_row + col[None, :] * y_col, y.to(y_ptr.dtype.element_ty), mask=inside)
+    y_ptr += row[:, None] * y_row + col[None, :] * y_col
+    tl.store(y_ptr, y.to(y_ptr.dtype.element_ty), mask=col[None, :] < columns)
 
 
 @triton.jit
 def masked_softmax_long_rows(
-    x_ptr, mask_ptr, y_ptr, N, S, x_row, x_col, y_row, y_col, m1, m2, s0, s1, s2, mask_col, scale,
+    x_ptr, mask_ptr, y_ptr, M, N, S, x_row, x_col, y_row, y_col, m1, m2, s0, s1, s2, mask_col, scale,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, ACCURATE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The same for a row that does not fit: read once for its maximum and sum, and once to write."""
@@ -172,7 +184,7 @@ def masked_softmax_long_rows(
     for start in range(0, read, BLOCK):
         c = (start + col).to(tl.int64)
         x = tl.load(x_ptr + c * x_col, mask=c < read, other=0.0, eviction_policy="evict_last")
-        x = scores(x, mask_ptr, mask_col, c, c < read, sees, scale, MASK, CAUSAL)
+        x = scores(x, mask_ptr, mask_col, c, c < read, sees, scale, MASK)
         maximum, total = online_step(x, maximum, total, ACCURATE)
     row_maximum = tl.max(maximum, axis=0)
     # NaN when all are -inf
@@ -180,7 +192,7 @@ def masked_softmax_long_rows(
     for start in range(0, N, BLOCK):
         c = (start + col).to(tl.int64)
         x = tl.load(x_ptr + c * x_col, mask=c < read, other=0.0, eviction_policy="evict_first")
-        x = scores(x, mask_ptr, mask_col, c, c < read, sees, scale, MASK, CAUSAL)
+        x = scores(x, mask_ptr, mask_col, c, c < read, sees, scale, MASK)
         y = exponential(x - row_maximum, ACCURATE) * factor
         tl.store(y_ptr + row * y_row + c * y_col, y.to(y_ptr.dtype.element_ty), mask=c < N)
 
@@ -197,11 +209,11 @@ def softmax_backward_rows(
     is neither read nor given a gradient; another mask is not needed."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
-    inside = (row[:, None] < M) & (col[None, :] < N)
+    inside = col[None, :] < tl.where(row < M, N, 0)[:, None]
     read = inside
     if CAUSAL:
-        sees = visible(row, N, S)[:, None]
-        read = inside & (col[None, :] < round_up_to_16(sees))
+        sees = seen_by(ROWS, M, N, S)
+        read = col[None, :] < tl.minimum(round_up_to_16(sees), N)
     y_ptr += row[:, None] * y_row + col[None, :] * y_col
     dy_ptr += row[:, None] * dy_row + col[None, :] * dy_col
     y = tl.load(y_ptr, mask=read, other=0.0, eviction_policy="evict_last").to(tl.float32)
@@ -220,38 +232,39 @@ def softmax_backward_rows(
 
 @triton.jit
 def softmax_backward_long_rows(
-    y_ptr, dy_ptr, dx_ptr, N, S, y_row, y_col, dy_row, dy_col, dx_row, dx_col, scale,
-    LOG: tl.constexpr, CAUSAL: tl.constexpr, ACCURATE: tl.constexpr, BLOCK: tl.constexpr,
+    y_ptr, dy_ptr, dx_ptr, M, N, S, y_row, y_col, dy_row, dy_col, dx_row, dx_col, scale,
+    LOG: tl.constexpr, CAUSAL: tl.constexpr, ACCURATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The same, reading dy twice, and y twice or (LOG) once."""
-    row = tl.program_id(0).to(tl.int64)
-    col = tl.arange(0, BLOCK)
-    sees = N
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.where(row < M, N, 0)[:, None]
+    sees, most = columns, N
     if CAUSAL:
-        sees = visible(row, N, S)
-    total = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, sees, BLOCK):
-        c = (start + col).to(tl.int64)
-        term = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < sees, other=0.0, eviction_policy="evict_last")
-        term = term.to(tl.float32)
+        sees = seen_by(ROWS, M, N, S)
+        most = tl.max(sees)
+    y_ptr += row[:, None] * y_row
+    dy_ptr += row[:, None] * dy_row
+    dx_ptr += row[:, None] * dx_row
+    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    for start in range(0, most, BLOCK):
+        c = (start + tl.arange(0, BLOCK)).to(tl.int64)[None, :]
+        term = tl.load(dy_ptr + c * dy_col, mask=c < sees, other=0.0, eviction_policy="evict_last").to(tl.float32)
         if not LOG:
-            y = tl.load(y_ptr + row * y_row + c * y_col, mask=c < sees, other=0.0, eviction_policy="evict_last")
-            term *= y.to(tl.float32)
+            term *= tl.load(y_ptr + c * y_col, mask=c < sees, other=0.0, eviction_policy="evict_last").to(tl.float32)
         total += term
-    s = tl.sum(total, axis=0)
+    s = tl.sum(total, axis=1)[:, None]
     last: tl.constexpr = "evict_last" if LOG else "evict_first"  # of y, which LOG reads here for the first time
     for start in range(0, N, BLOCK):
-        c = (start + col).to(tl.int64)
-        y = tl.load(y_ptr + row * y_row + c * y_col, mask=c < sees, other=0.0, eviction_policy=last).to(tl.float32)
-        dy = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < sees, other=0.0, eviction_policy="evict_first")
-        dy = dy.to(tl.float32)
+        c = (start + tl.arange(0, BLOCK)).to(tl.int64)[None, :]
+        y = tl.load(y_ptr + c * y_col, mask=c < sees, other=0.0, eviction_policy=last).to(tl.float32)
+        dy = tl.load(dy_ptr + c * dy_col, mask=c < sees, other=0.0, eviction_policy="evict_first").to(tl.float32)
         if LOG:
             dx = dy - exponential(y, ACCURATE) * s
         else:
             dx = scale * y * (dy - s)
         if CAUSAL:
             dx = tl.where(c < sees, dx, 0.0)
-        tl.store(dx_ptr + row * dx_row + c * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=c < N)
+        tl.store(dx_ptr + c * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=c < columns)
 
 
 # Of a ``RowCall`` (dispatch.py), which has m rows of n columns.
@@ -259,8 +272,9 @@ def softmax_backward_long_rows(
 
 def launch_rows(c: Any) -> Plan:
     config, (scalars, flags) = CONFIGURATIONS[c.name](c.x.device, c.x.dtype, bucket(c.n)), c.arguments
-    rows = (c.m,) if c.n <= row_programs.ONE_PASS else ()  # what a kernel of whole rows takes first
-    return row_programs.plan(c.triton, config, c.m, c.n, (*rows, *scalars), flags)
+    if row_programs.lie_apart(c.strides) and "ROWS" in c.triton[1].arg_names:
+        config = row_programs.side_by_side(c.x, c.m, c.n)
+    return row_programs.plan(c.triton, config, c.m, c.n, (c.m, *scalars), flags)
 
 
 CONFIGURATIONS = {
