@@ -22,7 +22,7 @@ from weft.operators.normalization.kernels import ONE_PASS_BACKWARD, backward_heu
 from weft.operators.realigned import (
     addresses, in_rows, lie_alike, programs, read_tile, rows_of, shift_of, strip_of, write_tile,
 )  # fmt: skip
-from weft.operators.row_programs import candidates, heuristic, row_tiles
+from weft.operators.row_programs import candidates, heuristic, lie_apart, row_tiles, side_by_side
 
 LEAST_BLOCK = 8  # a group of elements with one random number
 
@@ -217,6 +217,8 @@ def forward_plan(c: Any) -> Plan:
     """Of an ``AddNormCall`` (dispatch.py)."""
     (m, n, *x_s), (_, _, *residual_s) = views(c.x, c.residual)
     config, random = forward_configuration(c.x.device, c.x.dtype, bucket(n)), _random(c)
+    if lie_apart((*x_s, *residual_s)):
+        config = side_by_side(c.x, m, n)
     rows, period = config.get("ROWS", 1), random["PERIOD"]
     block = config.get("BLOCK", bucket(n + period - 1, LEAST_BLOCK))
     tile = {"ROWS": rows, "BLOCK": block, **random, **_alike(c.x, X=c.x, R=c.residual)}

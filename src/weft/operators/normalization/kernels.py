@@ -333,13 +333,24 @@ def gradient_rows_launch(c: Any) -> SummedPlan:
     return SummedPlan(launch, parts, n, c.sums)
 
 
+BESIDE = {"STRIP": 128, "ROWS": 32, "BLOCK": 64, "num_warps": 8}  # where rows lie side by side
+
+
+def rows_beside(c: Any) -> bool:
+    """Whether rows of any of the tensors lie side by side."""
+    return row_programs.lie_apart(stride for view in gradient_views(c) for stride in view[2:])
+
+
 @with_copies
 def gradient_columns_launch(c: Any) -> SummedPlan:
     (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
-    config, flags = backward_configuration(c.x.device, c.x.dtype, bucket(n)), gradient_flags(c)
+    flags, tile = gradient_flags(c), {"ROWS": 1, "BLOCK": 8192}
     each = flags["PERIOD"]
-    tile = {"ROWS": 1, "BLOCK": 8192, **flags}
-    sums = Plan(gradient_sums, (programs(m, 1, each),), (m, n, *x_s, *dy_s, c.eps), tile, 16)
+    if rows_beside(c):
+        config, tile = BESIDE, {"ROWS": 32, "BLOCK": 128}
+    else:
+        config = backward_configuration(c.x.device, c.x.dtype, bucket(n))
+    sums = Plan(gradient_sums, (programs(m, tile["ROWS"], each),), (m, n, *x_s, *dy_s, c.eps), {**tile, **flags}, 16)
     strip = strip_of(config, m, each)
     strips = programs(m, strip, each)
     tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"], **flags, "MORE": c.added}
