@@ -8,7 +8,6 @@ from torch import Tensor
 
 from weft.operators.configs import Config, bucket, grid_of
 from weft.operators.launch import Plan, multiprocessors
-from weft.operators.realigned import programs
 
 ONE_PASS = 32768  # columns that one program holds in registers: 1024 threads × 32 fp32 values
 WHOLE = "a program holds one or several rows in registers"
@@ -52,10 +51,10 @@ def plan(
 ) -> Plan:
     """The launch of m rows of n columns: by a kernel of which a program holds ROWS whole rows, or by one of which it walks
     rows, BLOCK columns at a time."""
-    period, rows, kernel = flags.get("PERIOD", 1), config.get("ROWS", 1), kernels["BLOCK" in config]
+    kernel, rows = kernels["BLOCK" in config], config.get("ROWS", 1)
     tile = {"ROWS": rows} if "ROWS" in kernel.arg_names else {}
-    tile["BLOCK"] = config.get("BLOCK", bucket(n + period - 1))
-    return Plan(kernel, (programs(m, rows, period),), scalars, {**flags, **tile}, config["num_warps"])
+    tile["BLOCK"] = config.get("BLOCK", bucket(n))
+    return Plan(kernel, (-(-m // rows),), scalars, {**flags, **tile}, config["num_warps"])
 
 
 def row_tiles(n: int, options: dict[str, tuple[int, ...]], per_thread: tuple[int, int]) -> list[Config]:

@@ -2,7 +2,7 @@
 
 Forward reads x and the residual and writes y and h; backward reads h, dy and dh and writes the gradients of residual and x.
 Whole rows stay in registers: forward to ``row_programs.ONE_PASS`` columns, backward to ``ONE_PASS_BACKWARD``; longer rows are
-walked twice. Tiles begin where a row's first group of random numbers does, which is where a vector begins (``realigned.py``). The weight's gradient is added up in fp32 in a fixed order: partial rows first, then ``partial_sums``.
+walked twice. Tiles begin where a row's first group of random numbers does, which is where a vector begins (``shifted.py``). The weight's gradient is added up in fp32 in a fixed order: partial rows first, then ``partial_sums``.
 """
 
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from weft.operators.dropout.philox import dropped
 from weft.operators.launch import Plan, multiprocessors
 from weft.operators.layout import views
 from weft.operators.normalization.kernels import ONE_PASS_BACKWARD, backward_heuristic
-from weft.operators.realigned import (
-    addresses, in_rows, lie_alike, programs, read_tile, rows_of, shift_of, strip_of, write_tile,
+from weft.operators.dropout.shifted import (
+    addresses, in_rows, lie_alike, programs, read_tile, rows_of, shift_of, strip_of, takes_last, write_tile,
 )  # fmt: skip
 from weft.operators.row_programs import candidates, heuristic, lie_apart, row_tiles, side_by_side
 
@@ -34,10 +34,11 @@ def parts_of(row, start, N, BLOCK: tl.constexpr, PER: tl.constexpr):
 
 
 @triton.jit
-def read_rows(ptr, row, row_stride, col_stride, col, M, N, shift, PERIOD: tl.constexpr, ALIKE: tl.constexpr):
+def read_rows(ptr, row, row_stride, col_stride, col, M, N, shift, last_row, PERIOD: tl.constexpr, ALIKE: tl.constexpr):
     """Of a tensor whose rows begin at vectors as those of [M, N] do, or not ALIKE."""
     if PERIOD == 1 or ALIKE:
-        return read_tile(addresses(ptr, row, row_stride, col_stride, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
+        at = addresses(ptr, row, row_stride, col_stride, col, shift, PERIOD)
+        return read_tile(at, row, col, M, N, shift, last_row, PERIOD)
     else:
         at = ptr + row[:, None] * row_stride + (col - shift)[None, :] * col_stride
         inside = in_rows(row, col, M, N, shift, PERIOD)
@@ -65,11 +66,12 @@ def forward_rows(
 ):  # fmt: skip
     """h = residual + dropout(x), rounded; y = h / sqrt(mean(h²) + eps) * w. y and h are contiguous, BLOCK >= N."""
     row, shift = rows_of(tl.program_id(0), ROWS, PERIOD), shift_of(tl.program_id(0), N, PERIOD)
+    last_row = takes_last(tl.program_id(0), M, ROWS, PERIOD)
     col = tl.arange(0, BLOCK)
     if SEED_IN_MEMORY:
         seed = tl.load(seed_ptr)
-    x = read_rows(x_ptr, row, x_row, x_col, col, M, N, shift, PERIOD, X_ALIKE)
-    residual = read_rows(residual_ptr, row, r_row, r_col, col, M, N, shift, PERIOD, R_ALIKE)
+    x = read_rows(x_ptr, row, x_row, x_col, col, M, N, shift, last_row, PERIOD, X_ALIKE)
+    residual = read_rows(residual_ptr, row, r_row, r_col, col, M, N, shift, last_row, PERIOD, R_ALIKE)
     x = dropped(x, parts_of(row, 0, N, BLOCK, PER), seed, offset, last, PER)
     h = (residual + x * scale).to(h_ptr.dtype.element_ty)
     write_rows(h_ptr, row, col, M, N, shift, h, PERIOD)
@@ -88,13 +90,14 @@ def forward_long_rows(
 ):  # fmt: skip
     """The same for rows that do not fit: a program walks them twice."""
     row, shift = rows_of(tl.program_id(0), ROWS, PERIOD), shift_of(tl.program_id(0), N, PERIOD)
+    last_row = takes_last(tl.program_id(0), M, ROWS, PERIOD)
     if SEED_IN_MEMORY:
         seed = tl.load(seed_ptr)
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in range(0, N + shift, BLOCK):
         col = start + tl.arange(0, BLOCK)
-        x = read_rows(x_ptr, row, x_row, x_col, col, M, N, shift, PERIOD, X_ALIKE)
-        residual = read_rows(residual_ptr, row, r_row, r_col, col, M, N, shift, PERIOD, R_ALIKE)
+        x = read_rows(x_ptr, row, x_row, x_col, col, M, N, shift, last_row, PERIOD, X_ALIKE)
+        residual = read_rows(residual_ptr, row, r_row, r_col, col, M, N, shift, last_row, PERIOD, R_ALIKE)
         x = dropped(x, parts_of(row, start, N, BLOCK, PER), seed, offset, last, PER)
         h = (residual + x * scale).to(h_ptr.dtype.element_ty)
         write_rows(h_ptr, row, col, M, N, shift, h, PERIOD)
@@ -103,7 +106,7 @@ def forward_long_rows(
     tl.debug_barrier()  # what was written is read again; another thread may have written it
     for start in range(0, N + shift, BLOCK):
         col = start + tl.arange(0, BLOCK)
-        h = read_rows(h_ptr, row, N, 1, col, M, N, shift, PERIOD, True)
+        h = read_rows(h_ptr, row, N, 1, col, M, N, shift, last_row, PERIOD, True)
         write_rows(y_ptr, row, col, M, N, shift, h * rstd * read_weight(w_ptr, col, N, shift), PERIOD)
 
 
@@ -124,10 +127,10 @@ def backward_rows(
     if SEED_IN_MEMORY:
         seed = tl.load(seed_ptr)
     for block in range(tl.program_id(0), tl.cdiv(M, ROWS * PERIOD) * PERIOD, tl.num_programs(0)):
-        row = rows_of(block, ROWS, PERIOD)
-        h = read_rows(h_ptr, row, N, 1, col, M, N, shift, PERIOD, True)
-        dy = read_rows(dy_ptr, row, dy_row, dy_col, col, M, N, shift, PERIOD, DY_ALIKE)
-        dh = read_rows(dh_ptr, row, dh_row, dh_col, col, M, N, shift, PERIOD, DH_ALIKE)
+        row, last_row = rows_of(block, ROWS, PERIOD), takes_last(block, M, ROWS, PERIOD)
+        h = read_rows(h_ptr, row, N, 1, col, M, N, shift, last_row, PERIOD, True)
+        dy = read_rows(dy_ptr, row, dy_row, dy_col, col, M, N, shift, last_row, PERIOD, DY_ALIKE)
+        dh = read_rows(dh_ptr, row, dh_row, dh_col, col, M, N, shift, last_row, PERIOD, DH_ALIKE)
         rstd = tl.rsqrt(tl.sum(h * h, axis=1) / N + eps)[:, None]
         xhat, g = h * rstd, dy * w
         dw += dy * xhat
@@ -146,11 +149,12 @@ def backward_statistics(
 ):  # fmt: skip
     """Of one long row: rstd and mean(w*dy * xhat), both fp32 [M]."""
     row, shift = rows_of(tl.program_id(0), 1, PERIOD), shift_of(tl.program_id(0), N, PERIOD)
+    last_row = takes_last(tl.program_id(0), M, 1, PERIOD)
     squares, dots = tl.zeros([1, BLOCK], tl.float32), tl.zeros([1, BLOCK], tl.float32)
     for start in range(0, N + shift, BLOCK):
         col = (start + tl.arange(0, BLOCK)).to(tl.int64)
-        h = read_rows(h_ptr, row, N, 1, col, M, N, shift, PERIOD, True)
-        dy = read_rows(dy_ptr, row, dy_row, dy_col, col, M, N, shift, PERIOD, DY_ALIKE)
+        h = read_rows(h_ptr, row, N, 1, col, M, N, shift, last_row, PERIOD, True)
+        dy = read_rows(dy_ptr, row, dy_row, dy_col, col, M, N, shift, last_row, PERIOD, DY_ALIKE)
         squares += h * h
         dots += h * dy * read_weight(w_ptr, col, N, shift)
     rstd = tl.rsqrt(tl.sum(squares, axis=1) / N + eps)
@@ -177,9 +181,10 @@ def backward_columns(
     end = tl.cdiv(M, ROWS * PERIOD)
     for block in range(strip // PERIOD * blocks, min((strip // PERIOD + 1) * blocks, end)):
         row = rows_of(block * PERIOD + strip % PERIOD, ROWS, PERIOD)
-        h = read_rows(h_ptr, row, N, 1, col, M, N, shift, PERIOD, True)
-        dy = read_rows(dy_ptr, row, dy_row, dy_col, col, M, N, shift, PERIOD, DY_ALIKE)
-        dh = read_rows(dh_ptr, row, dh_row, dh_col, col, M, N, shift, PERIOD, DH_ALIKE)
+        last_row = takes_last(block * PERIOD, M, ROWS, PERIOD)
+        h = read_rows(h_ptr, row, N, 1, col, M, N, shift, last_row, PERIOD, True)
+        dy = read_rows(dy_ptr, row, dy_row, dy_col, col, M, N, shift, last_row, PERIOD, DY_ALIKE)
+        dh = read_rows(dh_ptr, row, dh_row, dh_col, col, M, N, shift, last_row, PERIOD, DH_ALIKE)
         rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)[:, None]
         mean = tl.load(mean_ptr + row, mask=row < M, other=0.0)[:, None]
         xhat = h * rstd

@@ -21,9 +21,6 @@ from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, multiprocessors
 from weft.operators.layout import views
 from weft.operators.partial_sums import SummedPlan
-from weft.operators.realigned import (
-    addresses, in_rows, period, programs, read_tile, rows_of, shift_of, strip_of, write_tile,
-)  # fmt: skip
 from weft.operators.row_programs import candidates, heuristic, row_tiles
 
 ONE_PASS_BACKWARD = 8192  # columns that one program holds in registers: x, dy and the weight's partial gradient
@@ -41,6 +38,11 @@ def read(ptr, inside):
 
 
 @triton.jit
+def tile(ptr, row, row_stride, col, col_stride):
+    return ptr + row[:, None] * row_stride + col[None, :] * col_stride
+
+
+@triton.jit
 def write(ptr, value, inside):
     tl.store(ptr, value.to(ptr.dtype.element_ty), mask=inside)
 
@@ -49,73 +51,76 @@ def write(ptr, value, inside):
 def scaled(xhat, w_ptr, b_ptr, col, N, WEIGHTED: tl.constexpr, BIASED: tl.constexpr):
     """xhat * w + b for the columns ``col``, the last axis of xhat."""
     if WEIGHTED:
-        xhat *= read(w_ptr + col, (col >= 0) & (col < N))
+        xhat *= read(w_ptr + col, col < N)
     if BIASED:
-        xhat += read(b_ptr + col, (col >= 0) & (col < N))
+        xhat += read(b_ptr + col, col < N)
     return xhat
 
 
 @triton.jit
 def norm_rows(
     x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr, M, N, x_row, x_col, r_row, r_col, y_row, y_col, h_row, h_col,
-    eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, PERIOD: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr,
+    eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr,
     BIASED: tl.constexpr, ADDED: tl.constexpr, SAVED: tl.constexpr,
 ):  # fmt: skip
     """h = x + r; y = (h - mean) * rstd * w + b. One program holds ROWS whole rows, [ROWS, BLOCK] with BLOCK >= N. Without
     CENTERED the mean counts as 0; with SAVED mean and rstd (fp32 [M]) are written."""
-    row, shift = rows_of(tl.program_id(0), ROWS, PERIOD), shift_of(tl.program_id(0), x_row, PERIOD)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
-    x = read_tile(addresses(x_ptr, row, x_row, x_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
+    inside = (row[:, None] < M) & (col[None, :] < N)
+    x = read(tile(x_ptr, row, x_row, col, x_col), inside)
     if ADDED:
-        x += read_tile(addresses(r_ptr, row, r_row, r_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
+        x += read(tile(r_ptr, row, r_row, col, r_col), inside)
         x = x.to(h_ptr.dtype.element_ty)  # what is normalised is what the next layer gets
-        write_tile(addresses(h_ptr, row, h_row, h_col, col, shift, PERIOD), x, row, col, M, N, shift, PERIOD)
+        write(tile(h_ptr, row, h_row, col, h_col), x, inside)
         x = x.to(tl.float32)
     if CENTERED:
         mean = tl.sum(x, axis=1) / N
-        x = tl.where(in_rows(row, col, M, N, shift, PERIOD), x - mean[:, None], 0.0)
+        x = tl.where(inside, x - mean[:, None], 0.0)
     rstd = reciprocal_root(tl.sum(x * x, axis=1) / N, eps)
     if SAVED:
         tl.store(mean_ptr + row, mean, mask=row < M)
         tl.store(rstd_ptr + row, rstd, mask=row < M)
-    y = scaled(x * rstd[:, None], w_ptr, b_ptr, (col - shift)[None, :], N, WEIGHTED, BIASED)
-    write_tile(addresses(y_ptr, row, y_row, y_col, col, shift, PERIOD), y, row, col, M, N, shift, PERIOD)
+    y = scaled(x * rstd[:, None], w_ptr, b_ptr, col[None, :], N, WEIGHTED, BIASED)
+    write(tile(y_ptr, row, y_row, col, y_col), y, inside)
 
 
 @triton.jit
 def norm_long_rows(
     x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr, M, N, x_row, x_col, r_row, r_col, y_row, y_col, h_row, h_col,
-    eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, PERIOD: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr,
+    eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr,
     BIASED: tl.constexpr, ADDED: tl.constexpr, SAVED: tl.constexpr,
 ):  # fmt: skip
     """The same for rows that do not fit: one program walks them twice, the second time from L2 where they fit. The variance is
     taken around a row's first element, which is near enough to the mean that nothing cancels of 16-bit floats; of 32 bits
     around the mean of the first BLOCK."""
-    row, shift = rows_of(tl.program_id(0), ROWS, PERIOD), shift_of(tl.program_id(0), x_row, PERIOD)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     around = tl.zeros([ROWS, 1], tl.float32)
     if CENTERED and x_ptr.dtype.element_ty == tl.float32:
         col = columns.to(tl.int64)
-        first = read_tile(addresses(x_ptr, row, x_row, x_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
+        inside = (row[:, None] < M) & (col[None, :] < N)
+        first = read(tile(x_ptr, row, x_row, col, x_col), inside)
         if ADDED:
-            first += read_tile(addresses(r_ptr, row, r_row, r_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
-        around = (tl.sum(first, axis=1) / tl.minimum(N, BLOCK - shift))[:, None]
+            first += read(tile(r_ptr, row, r_row, col, r_col), inside)
+        around = (tl.sum(first, axis=1) / tl.minimum(N, BLOCK))[:, None]
     elif CENTERED:
         around = tl.load(x_ptr + row * x_row, mask=row < M, other=0.0).to(tl.float32)[:, None]
         if ADDED:
             around += tl.load(r_ptr + row * r_row, mask=row < M, other=0.0).to(tl.float32)[:, None]
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
-    for start in range(0, N + shift, BLOCK):
+    for start in range(0, N, BLOCK):
         col = (start + columns).to(tl.int64)
-        x = read_tile(addresses(x_ptr, row, x_row, x_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
+        inside = (row[:, None] < M) & (col[None, :] < N)
+        x = read(tile(x_ptr, row, x_row, col, x_col), inside)
         if ADDED:
-            x += read_tile(addresses(r_ptr, row, r_row, r_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
+            x += read(tile(r_ptr, row, r_row, col, r_col), inside)
             x = x.to(h_ptr.dtype.element_ty)
-            write_tile(addresses(h_ptr, row, h_row, h_col, col, shift, PERIOD), x, row, col, M, N, shift, PERIOD)
+            write(tile(h_ptr, row, h_row, col, h_col), x, inside)
             x = x.to(tl.float32)
         total += x
-        x = tl.where(in_rows(row, col, M, N, shift, PERIOD), x - around, 0.0)
+        x = tl.where(inside, x - around, 0.0)
         squares += x * x
     mean = (tl.sum(total, axis=1) / N)[:, None]
     variance = (tl.sum(squares, axis=1) / N)[:, None]
@@ -128,14 +133,15 @@ def norm_long_rows(
     if ADDED:  # what was written is read again; another thread may have written it
         tl.debug_barrier()
         x_ptr, x_row, x_col = h_ptr, h_row, h_col
-    for start in range(0, N + shift, BLOCK):
+    for start in range(0, N, BLOCK):
         col = (start + columns).to(tl.int64)
-        at = addresses(x_ptr, row, x_row, x_col, col, shift, PERIOD)
-        x = read_tile(at, row, col, M, N, shift, PERIOD, "evict_first")
+        inside = (row[:, None] < M) & (col[None, :] < N)
+        at = tile(x_ptr, row, x_row, col, x_col)
+        x = tl.load(at, mask=inside, eviction_policy="evict_first").to(tl.float32)
         if CENTERED:
             x -= mean
-        y = scaled(x * rstd, w_ptr, b_ptr, (col - shift)[None, :], N, WEIGHTED, BIASED)
-        write_tile(addresses(y_ptr, row, y_row, y_col, col, shift, PERIOD), y, row, col, M, N, shift, PERIOD)
+        y = scaled(x * rstd, w_ptr, b_ptr, col[None, :], N, WEIGHTED, BIASED)
+        write(tile(y_ptr, row, y_row, col, y_col), y, inside)
 
 
 # ---- backward: dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) + more, with g = w * dy ------------------------------
@@ -144,24 +150,23 @@ def norm_long_rows(
 @triton.jit
 def gradient_rows(
     x_ptr, dy_ptr, more_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, M, N, x_row, x_col, dy_row, dy_col, more_row,
-    more_col, dx_row, dx_col, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PERIOD: tl.constexpr,
+    more_col, dx_row, dx_col, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
     CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
     """A persistent grid: program p takes row blocks p, p + programs, … and leaves its sums in row p of dw and db. Without
-    CENTERED there is no mean, and rstd is computed again, which costs no memory traffic. PERIOD divides the programs."""
-    shift = shift_of(tl.program_id(0), x_row, PERIOD)
+    CENTERED there is no mean, and rstd is computed again, which costs no memory traffic."""
     col = tl.arange(0, BLOCK)
-    own = (col >= shift) & (col < N + shift)
+    in_row = col < N
     if WEIGHTED:
-        w = read(w_ptr + col - shift, own)[None, :]
+        w = read(w_ptr + col, in_row)[None, :]
         dw = tl.zeros([ROWS, BLOCK], tl.float32)
         if CENTERED:
             db = tl.zeros([ROWS, BLOCK], tl.float32)
-    for block in tl.range(tl.program_id(0), tl.cdiv(M, ROWS * PERIOD) * PERIOD, tl.num_programs(0), num_stages=STAGES):
-        row = rows_of(block, ROWS, PERIOD)
-        inside = in_rows(row, col, M, N, shift, PERIOD)
-        x = read_tile(addresses(x_ptr, row, x_row, x_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
-        dy = read_tile(addresses(dy_ptr, row, dy_row, dy_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
+    for block in tl.range(tl.program_id(0), tl.cdiv(M, ROWS), tl.num_programs(0), num_stages=STAGES):
+        row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        inside = (row[:, None] < M) & in_row[None, :]
+        x = read(tile(x_ptr, row, x_row, col, x_col), inside)
+        dy = read(tile(dy_ptr, row, dy_row, col, dy_col), inside)
         if CENTERED:
             rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)[:, None]
             xhat = tl.where(inside, (x - tl.load(mean_ptr + row, mask=row < M, other=0.0)[:, None]) * rstd, 0.0)
@@ -179,33 +184,34 @@ def gradient_rows(
             dx -= (tl.sum(g, axis=1) / N)[:, None]
         dx *= rstd
         if MORE:
-            dx += read_tile(addresses(more_ptr, row, more_row, more_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
-        write_tile(addresses(dx_ptr, row, dx_row, dx_col, col, shift, PERIOD), dx, row, col, M, N, shift, PERIOD)
+            dx += read(tile(more_ptr, row, more_row, col, more_col), inside)
+        write(tile(dx_ptr, row, dx_row, col, dx_col), dx, inside)
     if WEIGHTED:
-        at = tl.program_id(0).to(tl.int64) * N + col - shift
-        tl.store(dw_ptr + at, tl.sum(dw, axis=0), mask=own)
+        at = tl.program_id(0).to(tl.int64) * N + col
+        tl.store(dw_ptr + at, tl.sum(dw, axis=0), mask=in_row)
         if CENTERED:
-            tl.store(db_ptr + at, tl.sum(db, axis=0), mask=own)
+            tl.store(db_ptr + at, tl.sum(db, axis=0), mask=in_row)
 
 
 @triton.jit
 def gradient_sums(
     x_ptr, dy_ptr, w_ptr, mean_ptr, rstd_ptr, scale_ptr, along_ptr, level_ptr, M, N, x_row, x_col, dy_row, dy_col, eps,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, PERIOD: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
     """For long rows: rstd, mean(g * xhat) and mean(g), fp32 [M] each."""
-    row, shift = rows_of(tl.program_id(0), ROWS, PERIOD), shift_of(tl.program_id(0), x_row, PERIOD)
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
     dots = tl.zeros([ROWS, BLOCK], tl.float32)
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     if CENTERED:
         mean = tl.load(mean_ptr + row, mask=row < M, other=0.0)[:, None]
-    for start in range(0, N + shift, BLOCK):
+    for start in range(0, N, BLOCK):
         col = (start + tl.arange(0, BLOCK)).to(tl.int64)
-        x = read_tile(addresses(x_ptr, row, x_row, x_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
-        g = read_tile(addresses(dy_ptr, row, dy_row, dy_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
+        inside = (row[:, None] < M) & (col[None, :] < N)
+        x = read(tile(x_ptr, row, x_row, col, x_col), inside)
+        g = read(tile(dy_ptr, row, dy_row, col, dy_col), inside)
         if WEIGHTED:
-            g *= read(w_ptr + col - shift, (col >= shift) & (col < N + shift))[None, :]
+            g *= read(w_ptr + col, col < N)[None, :]
         if CENTERED:
             x -= mean
         squares += x * x
@@ -224,24 +230,21 @@ def gradient_sums(
 def gradient_columns(
     x_ptr, dy_ptr, more_ptr, w_ptr, mean_ptr, scale_ptr, along_ptr, level_ptr, dx_ptr, dw_ptr, db_ptr, M, N, x_row, x_col,
     dy_row, dy_col, more_row, more_col, dx_row, dx_col, STRIP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    PERIOD: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, MORE: tl.constexpr,
+    CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
     """Given those: dx and partial sums for STRIP rows of BLOCK columns; grid (columns, strips)."""
-    strip = tl.program_id(1)
-    shift = shift_of(strip, x_row, PERIOD)
+    strip = tl.program_id(1).to(tl.int64)
     col = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    own = (col >= shift) & (col < N + shift)
+    in_row = col < N
     if WEIGHTED:
-        w = read(w_ptr + col - shift, own)[None, :]
+        w = read(w_ptr + col, in_row)[None, :]
         dw = tl.zeros([ROWS, BLOCK], tl.float32)
         db = tl.zeros([ROWS, BLOCK], tl.float32)
-    blocks: tl.constexpr = STRIP // ROWS
-    last = tl.cdiv(M, ROWS * PERIOD)
-    for start in range(strip // PERIOD * blocks, min((strip // PERIOD + 1) * blocks, last)):
-        row = rows_of(start * PERIOD + strip % PERIOD, ROWS, PERIOD)
-        inside = in_rows(row, col, M, N, shift, PERIOD)
-        x = read_tile(addresses(x_ptr, row, x_row, x_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
-        g = read_tile(addresses(dy_ptr, row, dy_row, dy_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
+    for start in range(0, min(STRIP, M - tl.program_id(1) * STRIP), ROWS):
+        row = strip * STRIP + start + tl.arange(0, ROWS)
+        inside = (row[:, None] < M) & in_row[None, :]
+        x = read(tile(x_ptr, row, x_row, col, x_col), inside)
+        g = read(tile(dy_ptr, row, dy_row, col, dy_col), inside)
         if CENTERED:
             x -= tl.load(mean_ptr + row, mask=row < M, other=0.0)[:, None]
         rstd = tl.load(scale_ptr + row, mask=row < M, other=0.0)[:, None]
@@ -255,13 +258,13 @@ def gradient_columns(
             dx -= tl.load(level_ptr + row, mask=row < M, other=0.0)[:, None]
         dx *= rstd
         if MORE:
-            dx += read_tile(addresses(more_ptr, row, more_row, more_col, col, shift, PERIOD), row, col, M, N, shift, PERIOD)
-        write_tile(addresses(dx_ptr, row, dx_row, dx_col, col, shift, PERIOD), dx, row, col, M, N, shift, PERIOD)
+            dx += read(tile(more_ptr, row, more_row, col, more_col), inside)
+        write(tile(dx_ptr, row, dx_row, col, dx_col), dx, inside)
     if WEIGHTED:
-        at = strip.to(tl.int64) * N + col - shift
-        tl.store(dw_ptr + at, tl.sum(dw, axis=0), mask=own)
+        at = strip * N + col
+        tl.store(dw_ptr + at, tl.sum(dw, axis=0), mask=in_row)
         if CENTERED:
-            tl.store(db_ptr + at, tl.sum(db, axis=0), mask=own)
+            tl.store(db_ptr + at, tl.sum(db, axis=0), mask=in_row)
 
 
 # ---- launches, of a NormCall or a GradientCall (dispatch.py) ---------------------------------------------------------
@@ -288,12 +291,12 @@ forward_configuration = Configurations(
 
 @with_copies
 def rows_launch(c: Any) -> Plan:
-    norm, residual, y = c.config, c.x if c.residual is None else c.residual, torch.empty_like(c.x, device="meta")
-    (m, n, *x_s), (_, _, *r_s), (_, _, *y_s) = views(c.x, residual, y)
+    norm, residual = c.config, c.x if c.residual is None else c.residual
+    (m, n, *x_s), (_, _, *r_s), (_, _, *y_s) = views(c.x, residual, torch.empty_like(c.x, device="meta"))
     config = forward_configuration(c.x.device, c.x.dtype, bucket(n), norm.centered)
     if row_programs.lie_apart((*x_s, *r_s, *y_s)):
         config = row_programs.side_by_side(c.x, m, n)
-    flags = {**norm.flags, "BIASED": norm.biased, "ADDED": norm.added, "SAVED": c.saved, "PERIOD": period(c.x, residual, y)}
+    flags = {**norm.flags, "BIASED": norm.biased, "ADDED": norm.added, "SAVED": c.saved}
     return row_programs.plan((norm_rows, norm_long_rows), config, m, n, (m, n, *x_s, *r_s, *y_s, *y_s, c.eps), flags)
 
 
@@ -318,19 +321,15 @@ def gradient_views(c: Any) -> list[tuple[int, int, int, int]]:
     return views(c.x, c.dy, c.more, torch.empty_like(c.x, device="meta"))
 
 
-def gradient_flags(c: Any) -> dict[str, Any]:
-    return {**c.config.flags, "PERIOD": period(c.x, c.dy, c.more, torch.empty_like(c.x, device="meta"))}
-
-
 @with_copies
 def gradient_rows_launch(c: Any) -> SummedPlan:
     (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
-    config, flags = backward_configuration(c.x.device, c.x.dtype, bucket(n)), gradient_flags(c)
-    rows, each = config["ROWS"], flags["PERIOD"]
-    parts = programs(m, rows, each, multiprocessors(c.x.device) * config["PROGRAMS"])
-    tile = {"ROWS": rows, "BLOCK": bucket(n + each - 1), "STAGES": config.get("STAGES", 1), **flags, "MORE": c.added}
-    launch = Plan(gradient_rows, (parts,), (m, n, *x_s, *dy_s, *more_s, *dx_s, c.eps), tile, config["num_warps"])
-    return SummedPlan(launch, parts, n, c.sums)
+    config = backward_configuration(c.x.device, c.x.dtype, bucket(n))
+    programs = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.x.device) * config["PROGRAMS"])
+    stages = config.get("STAGES", 1)
+    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n), "STAGES": stages, **c.config.flags, "MORE": c.added}
+    rows = Plan(gradient_rows, (programs,), (m, n, *x_s, *dy_s, *more_s, *dx_s, c.eps), tile, config["num_warps"])
+    return SummedPlan(rows, programs, n, c.sums)
 
 
 BESIDE = {"STRIP": 128, "ROWS": 32, "BLOCK": 64, "num_warps": 8}  # where rows lie side by side
@@ -344,17 +343,16 @@ def rows_beside(c: Any) -> bool:
 @with_copies
 def gradient_columns_launch(c: Any) -> SummedPlan:
     (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
-    flags, tile = gradient_flags(c), {"ROWS": 1, "BLOCK": 8192}
-    each = flags["PERIOD"]
     if rows_beside(c):
         config, tile = BESIDE, {"ROWS": 32, "BLOCK": 128}
     else:
-        config = backward_configuration(c.x.device, c.x.dtype, bucket(n))
-    sums = Plan(gradient_sums, (programs(m, tile["ROWS"], each),), (m, n, *x_s, *dy_s, c.eps), {**tile, **flags}, 16)
-    strip = strip_of(config, m, each)
-    strips = programs(m, strip, each)
+        config, tile = backward_configuration(c.x.device, c.x.dtype, bucket(n)), {"ROWS": 1, "BLOCK": 8192}
+    flags, programs = c.config.flags, triton.cdiv(m, tile["ROWS"])
+    sums = Plan(gradient_sums, (programs,), (m, n, *x_s, *dy_s, c.eps), {**tile, **flags}, 16)
+    strip = max(config["STRIP"], bucket(-(-m // 65535)))  # the grid's second dimension ends at 65535
+    strips = triton.cdiv(m, strip)
     tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"], **flags, "MORE": c.added}
-    grid = (triton.cdiv(n + each - 1, config["BLOCK"]), strips)
+    grid = (triton.cdiv(n, config["BLOCK"]), strips)
     columns = Plan(gradient_columns, grid, (m, n, *x_s, *dy_s, *more_s, *dx_s), tile, config["num_warps"])
 
     def launch(

@@ -1,9 +1,8 @@
-"""Rows that begin anywhere, read and written as vectors of 16 bytes.
+"""Tiles of rows that begin anywhere, moved as vectors of 16 bytes.
 
-Rows of an odd number of 16-bit elements begin at every even address, and a kernel that begins a tile where its row begins moves
-two bytes at a time. A tile of these kernels begins where the row's first vector does, up to ``shift`` elements earlier. Rows
-``PERIOD`` (a vector's elements) apart begin alike, so a program takes such rows: one shift, one set of columns. With a PERIOD of
-1 rows are taken in order and nothing is shifted.
+A group of random numbers, and a vector, begins every 4 or 8 elements of a contiguous [M, N], wherever rows do. So a tile begins
+where its row's first vector does, up to ``shift`` elements before the row. Rows ``PERIOD`` (a vector's elements) apart begin
+alike, so a program takes such rows: one shift, one set of columns. With a PERIOD of 1 rows are taken in order, none is shifted.
 """
 
 import torch
@@ -33,6 +32,12 @@ def shift_of(program, stride, PERIOD: tl.constexpr):
 
 
 @triton.jit
+def takes_last(program, M, ROWS: tl.constexpr, PERIOD: tl.constexpr):
+    """Whether the last row may be among its rows."""
+    return (program // PERIOD + 1) * (ROWS * PERIOD) >= M
+
+
+@triton.jit
 def addresses(ptr, row, row_stride, col_stride, col, shift, PERIOD: tl.constexpr):
     """Of columns ``col - shift``."""
     if PERIOD > 1:
@@ -51,18 +56,18 @@ def in_rows(row, col, M, N, shift, PERIOD: tl.constexpr):
 
 
 @triton.jit
-def read_tile(at, row, col, M, N, shift, PERIOD: tl.constexpr, KEEP: tl.constexpr = tl.constexpr("evict_last")):
-    """The elements in fp32, with 0 where no row is. Of vectors that lie across a row's ends the rest is read too, but not beyond
-    the last row."""
+def read_tile(at, row, col, M, N, shift, last, PERIOD: tl.constexpr):
+    """The elements in fp32, with 0 where no row is. Of vectors that lie across a row's ends the rest is read too, unless the
+    row may be the ``last`` one."""
     inside = in_rows(row, col, M, N, shift, PERIOD)
     if PERIOD == 1:
-        x = tl.load(at, mask=inside, other=0.0, eviction_policy=KEEP)
+        x = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_last")
     else:
-        if tl.max(row) >= M - 1:
-            x = tl.load(at, mask=inside, other=0.0, eviction_policy=KEEP)
+        if last:
+            x = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_last")
         else:
             vectors = (col // PERIOD * PERIOD < N + shift)[None, :]
-            x = tl.load(at, mask=vectors, other=0.0, eviction_policy=KEEP)
+            x = tl.load(at, mask=vectors, other=0.0, eviction_policy="evict_last")
         x = tl.where(inside, x, 0.0)
     return x.to(tl.float32)
 
@@ -89,12 +94,6 @@ def lie_alike(*tensors: Tensor) -> bool:
             return False
         strides.add(row % count)
     return len(strides) == 1
-
-
-def period(*tensors: Tensor) -> int:
-    """Elements of a vector where tiles are shifted: of 16-bit rows of odd lengths. Else 1."""
-    odd = tensors[0].element_size() == 2 and views(tensors[0])[0][2] % 2
-    return 8 if odd and lie_alike(*tensors) else 1
 
 
 def programs(m: int, rows: int, period: int, most: int = 2**31) -> int:
