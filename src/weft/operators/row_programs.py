@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from weft.operators.configs import Config, bucket, grid_of
+from weft.operators.cuda import pointer_aligned
 from weft.operators.launch import Plan, multiprocessors
+from weft.operators.layout import views
 
 ONE_PASS = 32768  # columns that one program holds in registers: 1024 threads × 32 fp32 values
 WHOLE = "a program holds one or several rows in registers"
@@ -29,21 +31,44 @@ def candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     return row_tiles(n, {"num_warps": (1, 2, 4, 8, 16, 32)}, per_thread=(4, 64))
 
 
+def in_pieces(*tensors: Tensor) -> bool:
+    """Whether rows do not begin and end on 16 bytes, or columns are not neighbours: threads then load less than 16 bytes at
+    once, so that a warp has few columns, and each sum needs all warps."""
+    for t, (_, n, row, column) in zip(tensors, views(*tensors), strict=True):
+        count = 16 // t.element_size()
+        if column != 1 or n % count or row % count or not pointer_aligned(t):
+            return True
+    return False
+
+
+def fitted(config: Config, x: Tensor, n: int, pieces: bool) -> Config:
+    """The measured configuration, which is of a power of two; of short rows in pieces, or with a fifth of padding, one or two
+    warps instead (measured at 12 such shapes)."""
+    b = bucket(n)
+    if b == 2048 and pieces:
+        return {"ROWS": 1, "num_warps": 4}
+    if b > 1024 or not (pieces or 5 * n < 4 * b):
+        return config
+    return {"ROWS": max(2, 2048 // x.element_size() // b), "num_warps": 2 if b == 1024 else 1}
+
+
 def lie_apart(strides: Iterable[int]) -> bool:
-    """Whether columns of a tensor (row stride, column stride, the next one's, …) are further apart than its rows, which then are
-    what lies side by side."""
+    """Whether columns of a tensor, given its row stride, column stride, the next one's, …, are further apart than its rows,
+    which then lie side by side."""
     rows_and_columns = iter(strides)
     return any(row < column for row, column in zip(rows_and_columns, rows_and_columns, strict=True))
 
 
-def side_by_side(x: Tensor, m: int, n: int) -> Config:
-    """For rows that lie side by side: 128 bytes of each column, or fewer where there would be too few programs."""
-    rows, least = 128 // x.element_size(), 32 // x.element_size()
+def side_by_side(x: Tensor, m: int, n: int, column_bytes: int = 64) -> Config:
+    """For rows that lie side by side: so many bytes of each column, or fewer where there would be too few programs, if a
+    program holds the rows; else tiles of 4096 elements."""
+    rows, least = column_bytes // x.element_size(), 32 // x.element_size()
     while rows > least and m < 2 * multiprocessors(x.device) * rows:
         rows //= 2
-    if rows * bucket(n) <= 16384:
-        return {"ROWS": rows, "num_warps": min(max(rows * bucket(n) // 1024, 4), 16)}
-    return {"ROWS": rows, "BLOCK": 2048 // rows, "num_warps": 8}
+    if n <= 256:
+        return {"ROWS": rows, "num_warps": min(max(rows * bucket(n) // 512, 1), 16)}
+    rows = min(32 if x.element_size() == 2 else 64, max(rows, bucket(m // (2 * multiprocessors(x.device)) + 1) // 2))
+    return {"ROWS": rows, "BLOCK": 4096 // rows, "num_warps": 8 if x.element_size() == 2 else 16}
 
 
 def plan(

@@ -20,7 +20,8 @@ from weft.operators.dropout.philox import GROUP
 from weft.operators.dropout.seeds import check_probability, scale_of, threshold_of
 from weft.operators.layout import rows_of, views
 from weft.operators.normalization import ring
-from weft.operators.normalization.dispatch import default_eps
+from weft.operators.normalization.dispatch import BACKWARD as NORM_BACKWARD
+from weft.operators.normalization.dispatch import NormConfig, default_eps
 from weft.operators.normalization.kernels import with_copies
 from weft.operators.row_programs import ONE_PASS
 
@@ -219,10 +220,26 @@ def clusters_launch(c: GradientCall) -> norm_kernels.GradientPlan:
     return norm_kernels.GradientPlan(c.m, c.n, rows, clusters)
 
 
+class InTwo:
+    """The launches of the gradient as those of ``add_rms_norm``'s, and dropout's of that; called as ``GradientPlan`` is."""
+
+    def __init__(self, c: GradientCall):
+        config = NormConfig(NAME, centered=False, added=True, weighted=True, biased=False)
+        self.norm = NORM_BACKWARD.of((c.h, c.dy, c.dh, c.weight), c.eps, config, True)
+        self.drop = kernels.plan(c.h, c.in_memory)
+
+    def __call__(self, h: Tensor, *tensors: Any) -> None:
+        *read, dr, dx, dw = tensors[:6]
+        self.norm(h, *read, h, h, dr, dw.unsqueeze(0))
+        self.drop(dr, dx, *tensors[6:])
+
+
 BACKWARD = Dispatch(  # where forward is PyTorch's, backward is too
     GradientCall,
     Route("cuda", lambda c: True, "clusters of blocks hold a row and take row after row: it is read once",
           clusters_launch, clusters_unsupported, sm=90),
+    Route("triton", lambda c: c.n % GROUP != 0, "rows that cut groups of random numbers: the norm's gradient, then dropout's",
+          with_copies(InTwo)),
     Route("triton", lambda c: c.n <= norm_kernels.ONE_PASS_BACKWARD, "a program holds whole rows: one pass",
           with_copies(norm_kernels.gradient_rows)),
     Route("triton", lambda c: True, "two passes: sums of the rows first, then columns",

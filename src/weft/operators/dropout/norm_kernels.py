@@ -2,7 +2,8 @@
 
 Forward reads x and the residual and writes y and h; backward reads h, dy and dh and writes the gradients of residual and x.
 Whole rows stay in registers: forward to ``row_programs.ONE_PASS`` columns, backward to ``ONE_PASS_BACKWARD``; longer rows are
-walked twice. Tiles begin where a row's first group of random numbers does, which is where a vector begins (``shifted.py``). The weight's gradient is added up in fp32 in a fixed order: partial rows first, then ``partial_sums``.
+walked twice. Forward takes rows of any length, in shifted tiles (``shifted.py``), backward those of whole groups of random
+numbers. The weight's gradient is added up in fp32 in a fixed order: partial rows first, then ``partial_sums``.
 """
 
 from collections.abc import Callable
@@ -16,15 +17,23 @@ from torch import Tensor
 from weft.operators import partial_sums
 from weft.operators.configs import Configurations, bucket, grid_of
 from weft.operators.dropout.philox import dropped
+from weft.operators.dropout.shifted import (
+    addresses,
+    in_rows,
+    lie_alike,
+    read_tile,
+    rows_of,
+    shift_of,
+    takes_last,
+    write_tile,
+)  # fmt: skip
 from weft.operators.launch import Plan, multiprocessors
 from weft.operators.layout import views
 from weft.operators.normalization.kernels import ONE_PASS_BACKWARD, backward_heuristic
-from weft.operators.dropout.shifted import (
-    addresses, in_rows, lie_alike, programs, read_tile, rows_of, shift_of, strip_of, takes_last, write_tile,
-)  # fmt: skip
 from weft.operators.row_programs import candidates, heuristic, lie_apart, row_tiles, side_by_side
 
 LEAST_BLOCK = 8  # a group of elements with one random number
+SHIFTED_WHOLE = 8192  # columns of the longest rows of which shifted tiles hold a whole one
 
 
 @triton.jit
@@ -34,7 +43,20 @@ def parts_of(row, start, N, BLOCK: tl.constexpr, PER: tl.constexpr):
 
 
 @triton.jit
-def read_rows(ptr, row, row_stride, col_stride, col, M, N, shift, last_row, PERIOD: tl.constexpr, ALIKE: tl.constexpr):
+def read_rows(ptr, row, col, row_stride, col_stride, inside):
+    at = ptr + row[:, None] * row_stride + col[None, :] * col_stride
+    return tl.load(at, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
+
+
+@triton.jit
+def write_rows(ptr, row, col, N, inside, value):
+    tl.store(ptr + row[:, None] * N + col[None, :], value.to(ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def read_shifted(
+    ptr, row, row_stride, col_stride, col, M, N, shift, last_row, PERIOD: tl.constexpr, ALIKE: tl.constexpr
+):
     """Of a tensor whose rows begin at vectors as those of [M, N] do, or not ALIKE."""
     if PERIOD == 1 or ALIKE:
         at = addresses(ptr, row, row_stride, col_stride, col, shift, PERIOD)
@@ -46,7 +68,7 @@ def read_rows(ptr, row, row_stride, col_stride, col, M, N, shift, last_row, PERI
 
 
 @triton.jit
-def write_rows(ptr, row, col, M, N, shift, value, PERIOD: tl.constexpr):
+def write_shifted(ptr, row, col, M, N, shift, value, PERIOD: tl.constexpr):
     write_tile(addresses(ptr, row, N, 1, col, shift, PERIOD), value, row, col, M, N, shift, PERIOD)
 
 
@@ -70,14 +92,14 @@ def forward_rows(
     col = tl.arange(0, BLOCK)
     if SEED_IN_MEMORY:
         seed = tl.load(seed_ptr)
-    x = read_rows(x_ptr, row, x_row, x_col, col, M, N, shift, last_row, PERIOD, X_ALIKE)
-    residual = read_rows(residual_ptr, row, r_row, r_col, col, M, N, shift, last_row, PERIOD, R_ALIKE)
+    x = read_shifted(x_ptr, row, x_row, x_col, col, M, N, shift, last_row, PERIOD, X_ALIKE)
+    residual = read_shifted(residual_ptr, row, r_row, r_col, col, M, N, shift, last_row, PERIOD, R_ALIKE)
     x = dropped(x, parts_of(row, 0, N, BLOCK, PER), seed, offset, last, PER)
     h = (residual + x * scale).to(h_ptr.dtype.element_ty)
-    write_rows(h_ptr, row, col, M, N, shift, h, PERIOD)
+    write_shifted(h_ptr, row, col, M, N, shift, h, PERIOD)
     h = h.to(tl.float32)
     rstd = tl.rsqrt(tl.sum(h * h, axis=1) / N + eps)[:, None]
-    write_rows(y_ptr, row, col, M, N, shift, h * rstd * read_weight(w_ptr, col, N, shift), PERIOD)
+    write_shifted(y_ptr, row, col, M, N, shift, h * rstd * read_weight(w_ptr, col, N, shift), PERIOD)
 
 
 @triton.jit(do_not_specialize=["seed_ptr", "seed", "offset", "last", "scale"])
@@ -96,18 +118,18 @@ def forward_long_rows(
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in range(0, N + shift, BLOCK):
         col = start + tl.arange(0, BLOCK)
-        x = read_rows(x_ptr, row, x_row, x_col, col, M, N, shift, last_row, PERIOD, X_ALIKE)
-        residual = read_rows(residual_ptr, row, r_row, r_col, col, M, N, shift, last_row, PERIOD, R_ALIKE)
+        x = read_shifted(x_ptr, row, x_row, x_col, col, M, N, shift, last_row, PERIOD, X_ALIKE)
+        residual = read_shifted(residual_ptr, row, r_row, r_col, col, M, N, shift, last_row, PERIOD, R_ALIKE)
         x = dropped(x, parts_of(row, start, N, BLOCK, PER), seed, offset, last, PER)
         h = (residual + x * scale).to(h_ptr.dtype.element_ty)
-        write_rows(h_ptr, row, col, M, N, shift, h, PERIOD)
+        write_shifted(h_ptr, row, col, M, N, shift, h, PERIOD)
         squares += h.to(tl.float32) * h.to(tl.float32)
     rstd = tl.rsqrt(tl.sum(squares, axis=1) / N + eps)[:, None]
     tl.debug_barrier()  # what was written is read again; another thread may have written it
     for start in range(0, N + shift, BLOCK):
         col = start + tl.arange(0, BLOCK)
-        h = read_rows(h_ptr, row, N, 1, col, M, N, shift, last_row, PERIOD, True)
-        write_rows(y_ptr, row, col, M, N, shift, h * rstd * read_weight(w_ptr, col, N, shift), PERIOD)
+        h = read_shifted(h_ptr, row, N, 1, col, M, N, shift, last_row, PERIOD, True)
+        write_shifted(y_ptr, row, col, M, N, shift, h * rstd * read_weight(w_ptr, col, N, shift), PERIOD)
 
 
 @triton.jit(do_not_specialize=["seed_ptr", "seed", "offset", "last", "scale"])
@@ -115,51 +137,48 @@ def backward_rows(
     h_ptr, dy_ptr, dh_ptr, w_ptr, dr_ptr, dx_ptr, partial_ptr,
     seed_ptr, seed: tl.uint64, offset: tl.uint64, last: tl.uint32, scale: tl.float32,
     M, N, dy_row, dy_col, dh_row, dh_col, eps,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, PERIOD: tl.constexpr, PER: tl.constexpr, SEED_IN_MEMORY: tl.constexpr,
-    DY_ALIKE: tl.constexpr, DH_ALIKE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr, SEED_IN_MEMORY: tl.constexpr,
 ):  # fmt: skip
     """dr = dh + rstd * (w*dy - xhat * mean(w*dy * xhat)), xhat = h * rstd; dx = dropout(dr); partial[program, :] = sum over its
-    rows of dy * xhat. A persistent grid: program p takes row blocks p, p + programs, …; PERIOD divides the programs."""
-    shift = shift_of(tl.program_id(0), N, PERIOD)
+    rows of dy * xhat. A persistent grid: program p takes row blocks p, p + programs, …"""
     col = tl.arange(0, BLOCK)
-    w = read_weight(w_ptr, col, N, shift)
+    w = tl.load(w_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
     dw = tl.zeros([ROWS, BLOCK], tl.float32)
     if SEED_IN_MEMORY:
         seed = tl.load(seed_ptr)
-    for block in range(tl.program_id(0), tl.cdiv(M, ROWS * PERIOD) * PERIOD, tl.num_programs(0)):
-        row, last_row = rows_of(block, ROWS, PERIOD), takes_last(block, M, ROWS, PERIOD)
-        h = read_rows(h_ptr, row, N, 1, col, M, N, shift, last_row, PERIOD, True)
-        dy = read_rows(dy_ptr, row, dy_row, dy_col, col, M, N, shift, last_row, PERIOD, DY_ALIKE)
-        dh = read_rows(dh_ptr, row, dh_row, dh_col, col, M, N, shift, last_row, PERIOD, DH_ALIKE)
+    for block in range(tl.program_id(0), tl.cdiv(M, ROWS), tl.num_programs(0)):
+        row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        inside = (row[:, None] < M) & (col[None, :] < N)
+        h = read_rows(h_ptr, row, col, N, 1, inside)
+        dy = read_rows(dy_ptr, row, col, dy_row, dy_col, inside)
+        dh = read_rows(dh_ptr, row, col, dh_row, dh_col, inside)
         rstd = tl.rsqrt(tl.sum(h * h, axis=1) / N + eps)[:, None]
         xhat, g = h * rstd, dy * w
         dw += dy * xhat
         dr = dh + rstd * (g - xhat * (tl.sum(g * xhat, axis=1) / N)[:, None])
-        write_rows(dr_ptr, row, col, M, N, shift, dr, PERIOD)
+        write_rows(dr_ptr, row, col, N, inside, dr)
         dx = dropped(dr, parts_of(row, 0, N, BLOCK, PER), seed, offset, last, PER) * scale
-        write_rows(dx_ptr, row, col, M, N, shift, dx, PERIOD)
-    own = tl.program_id(0).to(tl.int64) * N + col - shift
-    tl.store(partial_ptr + own, tl.sum(dw, axis=0), mask=(col >= shift) & (col < N + shift))
+        write_rows(dx_ptr, row, col, N, inside, dx)
+    tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * N + col, tl.sum(dw, axis=0), mask=col < N)
 
 
 @triton.jit
 def backward_statistics(
-    h_ptr, dy_ptr, w_ptr, rstd_ptr, mean_ptr, M, N, dy_row, dy_col, eps, BLOCK: tl.constexpr, PERIOD: tl.constexpr,
-    DY_ALIKE: tl.constexpr,
+    h_ptr, dy_ptr, w_ptr, rstd_ptr, mean_ptr, N, dy_row, dy_col, eps, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Of one long row: rstd and mean(w*dy * xhat), both fp32 [M]."""
-    row, shift = rows_of(tl.program_id(0), 1, PERIOD), shift_of(tl.program_id(0), N, PERIOD)
-    last_row = takes_last(tl.program_id(0), M, 1, PERIOD)
-    squares, dots = tl.zeros([1, BLOCK], tl.float32), tl.zeros([1, BLOCK], tl.float32)
-    for start in range(0, N + shift, BLOCK):
-        col = (start + tl.arange(0, BLOCK)).to(tl.int64)
-        h = read_rows(h_ptr, row, N, 1, col, M, N, shift, last_row, PERIOD, True)
-        dy = read_rows(dy_ptr, row, dy_row, dy_col, col, M, N, shift, last_row, PERIOD, DY_ALIKE)
+    row = tl.program_id(0).to(tl.int64)
+    squares, dots = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
+    for start in range(0, N, BLOCK):
+        c = (start + tl.arange(0, BLOCK)).to(tl.int64)
+        h = tl.load(h_ptr + row * N + c, mask=c < N, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        g = tl.load(dy_ptr + row * dy_row + c * dy_col, mask=c < N, other=0.0, eviction_policy="evict_last")
+        w = tl.load(w_ptr + c, mask=c < N, other=0.0).to(tl.float32)
         squares += h * h
-        dots += h * dy * read_weight(w_ptr, col, N, shift)
-    rstd = tl.rsqrt(tl.sum(squares, axis=1) / N + eps)
-    tl.store(rstd_ptr + row, rstd, mask=row < M)
-    tl.store(mean_ptr + row, tl.sum(dots, axis=1) * rstd / N, mask=row < M)
+        dots += h * g.to(tl.float32) * w
+    rstd = tl.rsqrt(tl.sum(squares, axis=0) / N + eps)
+    tl.store(rstd_ptr + row, rstd)
+    tl.store(mean_ptr + row, tl.sum(dots, axis=0) * rstd / N)
 
 
 @triton.jit(do_not_specialize=["seed_ptr", "seed", "offset", "last", "scale"])
@@ -167,34 +186,30 @@ def backward_columns(
     h_ptr, dy_ptr, dh_ptr, w_ptr, rstd_ptr, mean_ptr, dr_ptr, dx_ptr, partial_ptr,
     seed_ptr, seed: tl.uint64, offset: tl.uint64, last: tl.uint32, scale: tl.float32,
     M, N, dy_row, dy_col, dh_row, dh_col,
-    STRIP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PERIOD: tl.constexpr, PER: tl.constexpr,
-    SEED_IN_MEMORY: tl.constexpr, DY_ALIKE: tl.constexpr, DH_ALIKE: tl.constexpr,
+    STRIP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr, SEED_IN_MEMORY: tl.constexpr,
 ):  # fmt: skip
     """Given the statistics: what :func:`backward_rows` gives, of STRIP rows of BLOCK columns; grid (columns, strips)."""
-    first, strip = tl.program_id(0).to(tl.int64) * BLOCK, tl.program_id(1)
-    shift, col = shift_of(strip, N, PERIOD), first + tl.arange(0, BLOCK)
-    w = read_weight(w_ptr, col, N, shift)
+    first, strip = tl.program_id(0).to(tl.int64) * BLOCK, tl.program_id(1).to(tl.int64)
+    col = first + tl.arange(0, BLOCK)
+    w = tl.load(w_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
     dw = tl.zeros([ROWS, BLOCK], tl.float32)
     if SEED_IN_MEMORY:
         seed = tl.load(seed_ptr)
-    blocks: tl.constexpr = STRIP // ROWS
-    end = tl.cdiv(M, ROWS * PERIOD)
-    for block in range(strip // PERIOD * blocks, min((strip // PERIOD + 1) * blocks, end)):
-        row = rows_of(block * PERIOD + strip % PERIOD, ROWS, PERIOD)
-        last_row = takes_last(block * PERIOD, M, ROWS, PERIOD)
-        h = read_rows(h_ptr, row, N, 1, col, M, N, shift, last_row, PERIOD, True)
-        dy = read_rows(dy_ptr, row, dy_row, dy_col, col, M, N, shift, last_row, PERIOD, DY_ALIKE)
-        dh = read_rows(dh_ptr, row, dh_row, dh_col, col, M, N, shift, last_row, PERIOD, DH_ALIKE)
+    for start in range(0, min(STRIP, M - tl.program_id(1) * STRIP), ROWS):
+        row = strip * STRIP + start + tl.arange(0, ROWS)
+        inside = (row[:, None] < M) & (col[None, :] < N)
+        h = read_rows(h_ptr, row, col, N, 1, inside)
+        dy = read_rows(dy_ptr, row, col, dy_row, dy_col, inside)
+        dh = read_rows(dh_ptr, row, col, dh_row, dh_col, inside)
         rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)[:, None]
         mean = tl.load(mean_ptr + row, mask=row < M, other=0.0)[:, None]
         xhat = h * rstd
         dw += dy * xhat
         dr = dh + rstd * (dy * w - xhat * mean)
-        write_rows(dr_ptr, row, col, M, N, shift, dr, PERIOD)
+        write_rows(dr_ptr, row, col, N, inside, dr)
         dx = dropped(dr, parts_of(row, first, N, BLOCK, PER), seed, offset, last, PER) * scale
-        write_rows(dx_ptr, row, col, M, N, shift, dx, PERIOD)
-    own = strip.to(tl.int64) * N + col - shift
-    tl.store(partial_ptr + own, tl.sum(dw, axis=0), mask=(col >= shift) & (col < N + shift))
+        write_rows(dx_ptr, row, col, N, inside, dx)
+    tl.store(partial_ptr + strip * N + col, tl.sum(dw, axis=0), mask=col < N)
 
 
 def backward_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
@@ -208,29 +223,25 @@ backward_configuration = Configurations(__file__, "norm_backward", backward_heur
 
 
 def _random(c: Any) -> dict[str, Any]:
-    per = 16 // c.x.element_size()
-    return {"PERIOD": 1 if c.x.shape[-1] % per == 0 else per, "PER": per, "SEED_IN_MEMORY": c.in_memory}
-
-
-def _alike(like: Tensor, **tensors: Tensor) -> dict[str, bool]:
-    """Which tensors' rows begin at vectors as those of a contiguous tensor do."""
-    like = torch.empty(like.shape, dtype=like.dtype, device="meta")
-    return {f"{name}_ALIKE": lie_alike(like, t) for name, t in tensors.items()}
+    return {"PER": 16 // c.x.element_size(), "SEED_IN_MEMORY": c.in_memory}
 
 
 def forward_plan(c: Any) -> Plan:
     """Of an ``AddNormCall`` (dispatch.py)."""
     (m, n, *x_s), (_, _, *residual_s) = views(c.x, c.residual)
     config, random = forward_configuration(c.x.device, c.x.dtype, bucket(n)), _random(c)
+    period = random["PER"] if n % random["PER"] else 1
     if lie_apart((*x_s, *residual_s)):
         config = side_by_side(c.x, m, n)
-    rows, period = config.get("ROWS", 1), random["PERIOD"]
-    block = config.get("BLOCK", bucket(n + period - 1, LEAST_BLOCK))
-    tile = {"ROWS": rows, "BLOCK": block, **random, **_alike(c.x, X=c.x, R=c.residual)}
-    scalars = (m, n, *x_s, *residual_s, c.eps)
+    elif period > 1 and n > SHIFTED_WHOLE:
+        config = {"BLOCK": 4096, "num_warps": 16}
+    rows, block = config.get("ROWS", 1), config.get("BLOCK", bucket(n + period - 1, LEAST_BLOCK))
+    h = torch.empty(c.x.shape, dtype=c.x.dtype, device="meta")
+    alike = {"X_ALIKE": lie_alike(h, c.x), "R_ALIKE": lie_alike(h, c.residual)}
     programs = triton.cdiv(m, rows * period) * period
-    kernel = forward_rows if block >= n + period - 1 else forward_long_rows
-    return Plan(kernel, (programs,), scalars, tile, config["num_warps"])
+    kernel = forward_long_rows if "BLOCK" in config else forward_rows
+    tile = {"ROWS": rows, "BLOCK": block, "PERIOD": period, **random, **alike}
+    return Plan(kernel, (programs,), (m, n, *x_s, *residual_s, c.eps), tile, config["num_warps"])
 
 
 class GradientPlan:
@@ -255,23 +266,19 @@ class GradientPlan:
 def gradient_rows(c: Any) -> GradientPlan:
     """Of a ``GradientCall`` (dispatch.py)."""
     (m, n, *_), (_, _, *dy_strides), (_, _, *dh_strides) = views(c.h, c.dy, c.dh)
-    config, random = backward_configuration(c.h.device, c.h.dtype, bucket(n)), _random(c)
-    rows, period = config["ROWS"], random["PERIOD"]
-    tile = {"ROWS": rows, "BLOCK": bucket(n + period - 1, LEAST_BLOCK), **random, **_alike(c.h, DY=c.dy, DH=c.dh)}
-    parts = programs(m, rows, period, multiprocessors(c.h.device) * config["PROGRAMS"])
+    config = backward_configuration(c.h.device, c.h.dtype, bucket(n))
+    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n, LEAST_BLOCK), **_random(c)}
+    parts = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.h.device) * config["PROGRAMS"])
     scalars = (m, n, *dy_strides, *dh_strides, c.eps)
     return GradientPlan(m, n, Plan(backward_rows, (parts,), scalars, tile, config["num_warps"]), parts)
 
 
 def gradient_columns(c: Any) -> GradientPlan:
     (m, n, *_), (_, _, *dy_strides), (_, _, *dh_strides) = views(c.h, c.dy, c.dh)
-    config, random = backward_configuration(c.h.device, c.h.dtype, bucket(n)), _random(c)
-    period, alike = random["PERIOD"], _alike(c.h, DY=c.dy, DH=c.dh)
-    tile = {"BLOCK": 8192, "PERIOD": period, "DY_ALIKE": alike["DY_ALIKE"]}
-    statistics = Plan(backward_statistics, (programs(m, 1, period),), (m, n, *dy_strides, c.eps), tile, 16)
-    strip = strip_of(config, m, period)
-    parts = programs(m, strip, period)
-    tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"], **random, **alike}
-    grid = triton.cdiv(n + period - 1, config["BLOCK"]), parts
-    scalars = (m, n, *dy_strides, *dh_strides)
+    config = backward_configuration(c.h.device, c.h.dtype, bucket(n))
+    statistics = Plan(backward_statistics, (m,), (n, *dy_strides, c.eps), {"BLOCK": 8192}, 16)
+    strip = max(config["STRIP"], bucket(-(-m // 65535)))  # the grid's second dimension ends at 65535
+    parts = triton.cdiv(m, strip)
+    tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"], **_random(c)}
+    grid, scalars = (triton.cdiv(n, config["BLOCK"]), parts), (m, n, *dy_strides, *dh_strides)
     return GradientPlan(m, n, Plan(backward_columns, grid, scalars, tile, config["num_warps"]), parts, statistics)

@@ -5,12 +5,10 @@ where its row's first vector does, up to ``shift`` elements before the row. Rows
 alike, so a program takes such rows: one shift, one set of columns. With a PERIOD of 1 rows are taken in order, none is shifted.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.operators.configs import bucket
 from weft.operators.cuda import pointer_aligned
 from weft.operators.layout import views
 
@@ -94,13 +92,3 @@ def lie_alike(*tensors: Tensor) -> bool:
             return False
         strides.add(row % count)
     return len(strides) == 1
-
-
-def programs(m: int, rows: int, period: int, most: int = 2**31) -> int:
-    """For m rows, ``rows`` by a program: a multiple of the period, and at most ``most`` where that is one."""
-    return min(-(-m // (rows * period)), max(most // period, 1)) * period
-
-
-def strip_of(config: dict[str, int], m: int, period: int) -> int:
-    """Rows of a program of a grid whose second dimension, the strips, ends at 65535."""
-    return max(config["STRIP"] // period, config["ROWS"], bucket(-(-m // 65528)))

@@ -390,8 +390,7 @@ BACKWARD = Dispatch(  # where forward is PyTorch's, backward is too
     GradientCall,
     Route("cuda", lambda c: not c.traced and (c.n >= 512 or c.added or (c.config.centered and c.x.dtype != torch.float32)),
           RINGS, gradient_clusters_launch, gradient_clusters_unsupported, sm=90),
-    Route("triton", lambda c: c.n <= kernels.ONE_PASS_BACKWARD and not kernels.rows_beside(c), ONE_PASS_WHOLE,
-          kernels.gradient_rows_launch),
+    Route("triton", kernels.holds_rows, ONE_PASS_WHOLE, kernels.gradient_rows_launch),
     Route("triton", lambda c: True, SUMS_FIRST, kernels.gradient_columns_launch),
 )  # fmt: skip
 

@@ -21,7 +21,7 @@ from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.launch import Plan, multiprocessors
 from weft.operators.layout import views
 from weft.operators.partial_sums import SummedPlan
-from weft.operators.row_programs import candidates, heuristic, row_tiles
+from weft.operators.row_programs import candidates, fitted, heuristic, in_pieces, row_tiles
 
 ONE_PASS_BACKWARD = 8192  # columns that one program holds in registers: x, dy and the weight's partial gradient
 
@@ -150,7 +150,7 @@ def norm_long_rows(
 @triton.jit
 def gradient_rows(
     x_ptr, dy_ptr, more_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, M, N, x_row, x_col, dy_row, dy_col, more_row,
-    more_col, dx_row, dx_col, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    more_col, dx_row, dx_col, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
     """A persistent grid: program p takes row blocks p, p + programs, … and leaves its sums in row p of dw and db. Without
@@ -162,7 +162,7 @@ def gradient_rows(
         dw = tl.zeros([ROWS, BLOCK], tl.float32)
         if CENTERED:
             db = tl.zeros([ROWS, BLOCK], tl.float32)
-    for block in tl.range(tl.program_id(0), tl.cdiv(M, ROWS), tl.num_programs(0), num_stages=STAGES):
+    for block in range(tl.program_id(0), tl.cdiv(M, ROWS), tl.num_programs(0)):
         row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         inside = (row[:, None] < M) & in_row[None, :]
         x = read(tile(x_ptr, row, x_row, col, x_col), inside)
@@ -289,13 +289,22 @@ forward_configuration = Configurations(
 )
 
 
+def forward_config(c: Any, strides: tuple[int, ...], m: int, n: int) -> Config:
+    config = forward_configuration(c.x.device, c.x.dtype, bucket(n), c.config.centered)
+    tensors = [c.x, *([] if c.residual is None else [c.residual]), torch.empty_like(c.x, device="meta")]
+    if row_programs.lie_apart(strides):
+        return row_programs.side_by_side(c.x, m, n)
+    pieces = in_pieces(*tensors)
+    if pieces and n > (1024 if c.x.element_size() == 2 else 2048):
+        return {"ROWS": 2, "BLOCK": 512, "num_warps": 4}  # less padding, and more rows in flight
+    return fitted(config, c.x, n, pieces)
+
+
 @with_copies
 def rows_launch(c: Any) -> Plan:
     norm, residual = c.config, c.x if c.residual is None else c.residual
     (m, n, *x_s), (_, _, *r_s), (_, _, *y_s) = views(c.x, residual, torch.empty_like(c.x, device="meta"))
-    config = forward_configuration(c.x.device, c.x.dtype, bucket(n), norm.centered)
-    if row_programs.lie_apart((*x_s, *r_s, *y_s)):
-        config = row_programs.side_by_side(c.x, m, n)
+    config = forward_config(c, (*x_s, *r_s, *y_s), m, n)
     flags = {**norm.flags, "BIASED": norm.biased, "ADDED": norm.added, "SAVED": c.saved}
     return row_programs.plan((norm_rows, norm_long_rows), config, m, n, (m, n, *x_s, *r_s, *y_s, *y_s, c.eps), flags)
 
@@ -306,6 +315,26 @@ def backward_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
         return {"STRIP": 64, "ROWS": 4, "BLOCK": 1024, "num_warps": 8}
     rows = max(1, 2048 // n)
     return {"ROWS": rows, "PROGRAMS": 2, "num_warps": min(max(rows * n // 256, 4), 16)}
+
+
+# Of rows in pieces (``row_programs.in_pieces``) few warps a program are faster; measured at 10 shapes.
+PIECES = {
+    2: {b: {"ROWS": 512 // b, "PROGRAMS": 16, "num_warps": 1} for b in (128, 256, 512)}
+    | {1024: {"ROWS": 1, "PROGRAMS": 8, "num_warps": 2}, 2048: {"ROWS": 1, "PROGRAMS": 6, "num_warps": 4}}
+    | {16384: {"ROWS": 1, "PROGRAMS": 1, "num_warps": 32}},
+    4: {b: {"ROWS": 1024 // b, "PROGRAMS": 8, "num_warps": 2} for b in (128, 256, 512)}
+    | {2048: {"ROWS": 1, "PROGRAMS": 8, "num_warps": 2}},
+}
+
+
+def gradient_pieces(c: Any) -> bool:
+    return in_pieces(c.x, c.dy, *([c.more] if c.added else []), torch.empty_like(c.x, device="meta"))
+
+
+def holds_rows(c: Any) -> bool:
+    """Whether a program of the gradient holds whole rows; LayerNorm's holds two sums a column, and so fewer columns."""
+    longest = 2 * ONE_PASS_BACKWARD if c.x.element_size() == 2 and not c.config.centered else ONE_PASS_BACKWARD
+    return not rows_beside(c) and (c.n <= ONE_PASS_BACKWARD or (c.n <= longest and gradient_pieces(c)))
 
 
 def backward_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
@@ -325,14 +354,15 @@ def gradient_views(c: Any) -> list[tuple[int, int, int, int]]:
 def gradient_rows_launch(c: Any) -> SummedPlan:
     (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
     config = backward_configuration(c.x.device, c.x.dtype, bucket(n))
+    if gradient_pieces(c):
+        config = PIECES[c.x.element_size()].get(bucket(n), config)
     programs = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.x.device) * config["PROGRAMS"])
-    stages = config.get("STAGES", 1)
-    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n), "STAGES": stages, **c.config.flags, "MORE": c.added}
+    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n), **c.config.flags, "MORE": c.added}
     rows = Plan(gradient_rows, (programs,), (m, n, *x_s, *dy_s, *more_s, *dx_s, c.eps), tile, config["num_warps"])
     return SummedPlan(rows, programs, n, c.sums)
 
 
-BESIDE = {"STRIP": 128, "ROWS": 32, "BLOCK": 64, "num_warps": 8}  # where rows lie side by side
+BESIDE = {"STRIP": 128, "ROWS": 64, "BLOCK": 32, "num_warps": 8}  # where rows lie side by side
 
 
 def rows_beside(c: Any) -> bool:
@@ -347,6 +377,8 @@ def gradient_columns_launch(c: Any) -> SummedPlan:
         config, tile = BESIDE, {"ROWS": 32, "BLOCK": 128}
     else:
         config, tile = backward_configuration(c.x.device, c.x.dtype, bucket(n)), {"ROWS": 1, "BLOCK": 8192}
+    if c.x.element_size() == 2 and gradient_pieces(c) and not rows_beside(c):
+        config = {"STRIP": 32, "ROWS": 4, "BLOCK": 1024, "num_warps": 8}
     flags, programs = c.config.flags, triton.cdiv(m, tile["ROWS"])
     sums = Plan(gradient_sums, (programs,), (m, n, *x_s, *dy_s, c.eps), {**tile, **flags}, 16)
     strip = max(config["STRIP"], bucket(-(-m // 65535)))  # the grid's second dimension ends at 65535

@@ -74,7 +74,9 @@ def define(norm: Any, eps: float, **sets: list[Workload]) -> dict[str, Any]:
         x, residual = arguments["x"], arguments.get("residual")
         h = x if residual is None else x + residual
         size = x.abs() if residual is None else x.abs() + residual.abs()
-        if centered:  # a sum is rounded at the size of its parts: of n random terms √n times one, of which the mean is 1/n
+        if (
+            centered
+        ):  # a sum is rounded at the size of its parts: of n random terms √n times one, of which the mean is 1/n
             typical = h.square().mean(-1, keepdim=True).sqrt() / max(h.shape[-1], 1) ** 0.5
             size = size + h.mean(-1, keepdim=True).abs() + typical
             h = h - h.mean(-1, keepdim=True)
@@ -164,7 +166,18 @@ def define(norm: Any, eps: float, **sets: list[Workload]) -> dict[str, Any]:
         },
         "workloads": {
             "verify": [
-                *points((1, 1), (3, 5), (2, 256), (37, 100), (5, 1000), (3, 2048), (1, 4097), (3, 8200), (2, 33000), (19, 259)),
+                *points(
+                    (1, 1),
+                    (3, 5),
+                    (2, 256),
+                    (37, 100),
+                    (5, 1000),
+                    (3, 2048),
+                    (1, 4097),
+                    (3, 8200),
+                    (2, 33000),
+                    (19, 259),
+                ),
                 *points((0, 7), (7, 0)),
                 *(w for layout in LAYOUTS[1:] for w in points((9, 33), layout=layout)),
                 *points((9, 40), (9, 8192), weight=False),

@@ -13,7 +13,7 @@ import triton.language as tl
 from weft.operators import row_programs
 from weft.operators.configs import Configurations, bucket
 from weft.operators.launch import Plan
-from weft.operators.row_programs import candidates, heuristic
+from weft.operators.row_programs import candidates, fitted, heuristic, in_pieces, lie_apart, side_by_side
 
 
 @triton.jit
@@ -272,8 +272,13 @@ def softmax_backward_long_rows(
 
 def launch_rows(c: Any) -> Plan:
     config, (scalars, flags) = CONFIGURATIONS[c.name](c.x.device, c.x.dtype, bucket(c.n)), c.arguments
-    if row_programs.lie_apart(c.strides) and "ROWS" in c.triton[1].arg_names:
-        config = row_programs.side_by_side(c.x, c.m, c.n)
+    pieces, beside = in_pieces(*c.tensors), lie_apart(c.strides) and "ROWS" in c.triton[1].arg_names
+    if beside:
+        config = side_by_side(c.x, c.m, c.n, 64 if len(c.tensors) == 2 else 128)
+    elif pieces and c.n > 8192 and c.name in ("forward", "log_softmax"):
+        config = {"ROWS": 1, "BLOCK": 4096, "num_warps": 8}  # less padding, and more rows in flight
+    else:
+        config = fitted(config, c.x, c.n, pieces)
     return row_programs.plan(c.triton, config, c.m, c.n, (c.m, *scalars), flags)
 
 

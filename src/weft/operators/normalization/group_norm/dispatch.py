@@ -284,7 +284,10 @@ def held_gradient_launch(c: GradientCall) -> SummedPlan:
     walk = max(1, min(bucket(triton.cdiv(512, rows * v.S)), bucket(steps + 1) // 2))
     blocks = triton.cdiv(v.B, rows * walk)
     tile = {"ROWS": rows, "WALK": walk, **g.tile, **known}
-    plan = Plan(kernels.held_gradients, (blocks * g.groups,), (v.B, *g.sizes, *strides), tile, g.config["num_warps"])
+    warps = g.config["num_warps"]
+    if known["UNIT"] * c.x.element_size() < 16:  # threads load single elements: fewer warps were twice as fast
+        warps = min(warps, max(rows * g.tile["CHANNELS"] * g.tile["SPACE"] // 1024, 1))
+    plan = Plan(kernels.held_gradients, (blocks * g.groups,), (v.B, *g.sizes, *strides), tile, warps)
     return SummedPlan(plan, blocks, g.v.C, 2 * c.summed)
 
 
