@@ -295,7 +295,7 @@ def forward_config(c: Any, strides: tuple[int, ...], m: int, n: int) -> Config:
     if row_programs.lie_apart(strides):
         return row_programs.side_by_side(c.x, m, n)
     pieces = in_pieces(*tensors)
-    if pieces and n > (1024 if c.x.element_size() == 2 else 2048):
+    if pieces and n > (1024 if c.x.element_size() == 2 else 2048) and m >= 8 * multiprocessors(c.x.device):
         return {"ROWS": 2, "BLOCK": 512, "num_warps": 4}  # less padding, and more rows in flight
     return fitted(config, c.x, n, pieces)
 
