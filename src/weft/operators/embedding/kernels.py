@@ -122,7 +122,10 @@ def _tile(config: Config, d: int) -> dict[str, int]:
 
 def launch_rows(c: Any) -> Plan:
     """Of an ``EmbeddingCall`` (dispatch.py): ``(ids, table, out)``, out [N, D] contiguous; programs take whole rows."""
-    return _gather(c, gather_configuration(c.table.device, c.table.dtype, bucket(c.d)), sliced=False)
+    config = gather_configuration(c.table.device, c.table.dtype, bucket(c.d))
+    if not c.vectors and c.table.element_size() == 2:
+        config = {"ROWS": max(2048 // bucket(c.d), 1), "BLOCK": 2048, "num_warps": 4}
+    return _gather(c, config, sliced=False)
 
 
 def launch_slices(c: Any) -> Plan:

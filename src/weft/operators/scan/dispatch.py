@@ -255,6 +255,8 @@ def tiles_launch(c: ScanCall) -> ScanInParts:
     (v, y), formula = c.views, c.op.formula
     kind = formula.rows if v.K == 1 else formula.columns
     config = kind(c.x.device, c.x.dtype, ONE_TILE // 2 if c.walked else min(bucket(v.N), kernels.LONGEST))
+    if v.K == 1 and v.unit(y) == 1 and v.N > 512 and not c.walked:
+        config = {"TILE": 1024, "num_warps": 2}  # elements are read one by one: a short tile has few lanes without any
     return kernels.tiles_plan(v, y, config, c.x, formula, int(c.exclusive), c.reverse, cut=not c.walked)
 
 
