@@ -72,7 +72,11 @@ def point_of(op: Operator, dtype: str, g: random.Random) -> Workload:
     """
     templates = [w for w in op.workloads["bench"] if w.dtype in ("", dtype)] or list(op.workloads["bench"])
     refused = ""
-    for step, bare in ((1, False), (128, False), (1, True)):  # a format of blocks; options of which one may fix the sizes
+    for step, bare in (
+        (1, False),
+        (128, False),
+        (1, True),
+    ):  # a format of blocks; options of which one may fix the sizes
         for _ in range(TRIES):
             try:
                 template = g.choice(templates)
@@ -101,7 +105,9 @@ def drawn(op: Operator, template: Workload, dtype: str, g: random.Random, step: 
     step = max(step, 8 if g.random() < 0.5 else 1)
     if {"M", "N", "K"} <= names:
         axes = dict(template.axes) | {axis: log_uniform(g, *SIZES, step) for axis in "MNK"}
-        return fitted(op, lambda first: sized(axes | first), "B" if "B" in axes else "M", axes, 1 if "B" in axes else step)
+        return fitted(
+            op, lambda first: sized(axes | first), "B" if "B" in axes else "M", axes, 1 if "B" in axes else step
+        )
     width = log_uniform(g, *WIDTHS, step)
     if names == {"M", "N"}:
         axes = {"M": 2**30, "N": width}

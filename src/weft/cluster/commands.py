@@ -42,7 +42,12 @@ LIKE = "Like another trace"
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the ``weft`` command."""
-    commands: dict[str, Callable[..., None]] = {"": simulate, " compare": compare, " check": check, " generate": generate}
+    commands: dict[str, Callable[..., None]] = {
+        "": simulate,
+        " compare": compare,
+        " check": check,
+        " generate": generate,
+    }
     for name, function in commands.items():
         app.command(f"simulate{name}", cls=ListsPlugins, rich_help_panel=PANEL)(function)
 

@@ -71,3 +71,17 @@ def test_sizes_that_end_within_a_vector(shape, pad):
         torch.testing.assert_close(got, right, rtol=2e-3, atol=1e-3)
     kept = ops.dropout(x, 0.5, seed=3)
     assert torch.equal(kept, torch.where(kept == 0, 0, 2 * x)) and 0.4 < (kept == 0).float().mean() < 0.6
+
+
+@pytest.mark.parametrize(("shape", "cut"), [((3, 2100), 3), ((70, 90), 0), ((9, 5), 2)])
+def test_relu_of_rows_whose_gradient_lies_otherwise(shape, cut):
+    """Long rows with a gradient of other strides, and a transposed view."""
+    g = torch.Generator(DEVICE).manual_seed(0)
+    wide = torch.randn(shape[0], shape[1] + cut, generator=g, device=DEVICE)
+    for x, dy in (
+        (wide[:, : shape[1]].contiguous(), wide[:, cut:]),
+        (wide[:, : shape[1]].t(), wide[:, cut:].t().contiguous()),
+    ):
+        x = x.detach().requires_grad_()
+        (dx,) = torch.autograd.grad(ops.relu(x), x, dy)
+        assert dx.equal(torch.where(x > 0, dy, 0.0))

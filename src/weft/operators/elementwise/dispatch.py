@@ -92,12 +92,18 @@ def laid_out(*tensors: Tensor) -> tuple[int, int, tuple[int, ...]] | None:
     if None in found:
         return None
     m, n = found[0][:2]  # type: ignore[index]
-    if all(row == n * col for _, _, row, col in found):  # type: ignore[misc]
+    if m == 1 or all(row == n * col for _, _, row, col in found):  # type: ignore[misc]
         return 1, m * n, tuple(stride for view in found for stride in (0, view[3]))  # type: ignore[index]
-    # most are contiguous along the other dimension: its blocks follow each other, so lines that two share are written once
-    if 2 * sum(0 < row < col for _, _, row, col in found) > sum(row != 0 for _, _, row, col in found):  # type: ignore[misc]
-        return n, m, tuple(stride for view in found for stride in (view[3], view[2]))  # type: ignore[index]
     return m, n, tuple(stride for view in found for stride in view[2:])  # type: ignore[index]
+
+
+def turned(m: int, n: int, strides: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
+    """Rows, or columns as rows where most tensors are contiguous along them: blocks that share a line of memory follow each
+    other then, and it is written once."""
+    pairs = list(zip(strides[::2], strides[1::2], strict=True))
+    if 2 * sum(0 < row < col for row, col in pairs) > sum(row != 0 for row, _ in pairs):
+        return n, m, tuple(stride for row, col in pairs for stride in (col, row))
+    return m, n, strides
 
 
 def has_tail(x: Tensor, n: int, strides: tuple[int, ...]) -> bool:
@@ -108,12 +114,13 @@ def has_tail(x: Tensor, n: int, strides: tuple[int, ...]) -> bool:
     return bool(starts) and not any(starts) and n % vector != 0
 
 
-def tile_of(item: int, m: int, n: int, strides: tuple[int, ...]) -> tuple[int, int, int]:
-    """TILE, BLOCK and warps for rows that are short, or contiguous in one tensor and not in another; else zeros."""
+def tile_of(item: int, m: int, n: int, strides: tuple[int, ...], least: int = 0) -> tuple[int, int, int]:
+    """TILE, at least ``least`` where there are several rows, BLOCK and warps: for rows that are short, or contiguous in one
+    tensor and not in another; else zeros."""
     if m > 1 and any(0 < row < col for row, col in zip(strides[::2], strides[1::2], strict=True)):
         aligned = not any(stride * item % 16 for stride in strides if stride > 1)
         return (64, 64, 8) if aligned else (16, 256 // item, 4)
-    if m == 1 or n > SHORT:
+    if m == 1 or (n > SHORT and not least):
         return 0, 0, 0
     padded = {block: triton.cdiv(n, block) * block for block in (1024, 512, 256, 128, 64, 32)}
     block = next(b for b in padded if padded[b] <= max(1.125 * n, min(padded.values())))
@@ -121,12 +128,13 @@ def tile_of(item: int, m: int, n: int, strides: tuple[int, ...]) -> tuple[int, i
 
 
 def rows_plan(
-    kernel: Any, x: Tensor, laid: tuple[Any, ...], inputs: int = 1, heavy: bool = False, tiled: bool = True, **own: Any
-) -> Plan:
+    kernel: Any, x: Tensor, laid: tuple[Any, ...], inputs: int = 1, heavy: bool = False, tiled: bool = True,
+    least: int = 0, **own: Any,
+) -> Plan:  # fmt: skip
     """The launch of a kernel over tensors like x, laid out as :func:`laid_out` says; a BLOCK is no longer than rows need."""
     m, n, strides = laid
     config = CONFIGURATIONS[inputs, heavy](x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
-    tile, block, warps = tile_of(x.element_size(), m, n, strides) if tiled else (0, 0, 0)
+    tile, block, warps = tile_of(x.element_size(), m, n, strides, least) if tiled else (0, 0, 0)
     block, warps = (block, warps) if tile else (min(config["BLOCK"], bucket(n, 128)), config["num_warps"])
     grid = (triton.cdiv(m, max(tile, 1)) * triton.cdiv(n, block),)
     own |= {"BLOCK": block, "TILE": tile, "TAIL": not tile and has_tail(x, n, strides)}
@@ -137,7 +145,7 @@ def map_plan(formula: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ..
     """The launch of a Triton formula over inputs and outputs of one shape. Raises Declined for strides that are no rows."""
     if (laid := laid_out(*inputs, *outputs)) is None:
         raise Declined(NO_ROWS)
-    return rows_plan(KERNELS[len(inputs)], inputs[0], laid, len(inputs), heavy, F=formula)
+    return rows_plan(KERNELS[len(inputs)], inputs[0], turned(*laid), len(inputs), heavy, F=formula)
 
 
 def bits_plan(c: Map) -> tuple[Plan, tuple[int, int], tuple[int, ...]]:
@@ -152,8 +160,8 @@ def bits_plan(c: Map) -> tuple[Plan, tuple[int, int], tuple[int, ...]]:
 def relu_backward_plan(c: Gradient) -> Plan:
     """``(dy, bits, dx)``"""
     dx, dy = c.inputs
-    if c.rows == 1:
-        return rows_plan(relu_backward, dy, laid_out(dy, dx) or ())
+    if c.rows == 1:  # bits in the order of dx's memory
+        return rows_plan(relu_backward, dy, turned(*laid_out(dy, dx) or (0, 0, ())), least=1)
     (m, n, *dy_strides), (_, _, *dx_strides) = rows_of(dy) or (0, 0), rows_of(dx) or (0, 0)
     return rows_plan(relu_backward, dy, (m, n, (*dy_strides, *dx_strides)), tiled=False)
 

@@ -51,7 +51,7 @@ class SymmetricProduct:
         def by(backend: str) -> Callable[..., Tensor]:
             @functools.wraps(reference)
             def product(x: Tensor, *factors: float) -> Tensor:
-                if on_gpu(x) or backend != "triton":
+                if on_gpu(x) or backend not in ("triton", "strips"):
                     return table.kernel(backend).of((x,), *factors)(x)
                 return reference(x, *factors)
 

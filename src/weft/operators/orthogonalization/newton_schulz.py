@@ -34,11 +34,12 @@ def by(backend: str) -> Callable[..., Tensor]:
         x: Tensor, coefficients: list[float], margin: float, eps: float, form: str, dtype: torch.dtype
     ) -> Tensor:
         steps = _triples(coefficients)
-        if backend != "triton":
-            return launched(x, steps, margin, eps, form, dtype, ON_HOPPER if backend == "cuda" else BY_CUBLAS)
+        if backend == "cuda":
+            return launched(x, steps, margin, eps, form, dtype, ON_HOPPER)
         if not on_gpu(x):
             return by_pytorch(x, steps, margin, eps, dtype)
-        return launched(x, steps, margin, eps, form, dtype, BY_TRITON, traced=True)
+        by_strips = backend == "strips"
+        return launched(x, steps, margin, eps, form, dtype, BY_CUBLAS if by_strips else BY_TRITON, traced=not by_strips)
 
     return newton_schulz
 

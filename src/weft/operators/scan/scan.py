@@ -126,7 +126,7 @@ def implement(op: Scan, defined: Operator, compiled: tuple[str, ...] = ()) -> No
     defined.implementation("triton", arch=">=sm_80")(_by_kernel(op, "triton"))
     defined.implementation("cuda", arch=">=sm_80")(_by_kernel(op, "cuda"))
     if op.log is not None:
-        named = {"backend": "cuda", "arch": ">=sm_90", "directions": ("backward",)}
+        named: dict[str, Any] = {"backend": "cuda", "arch": ">=sm_90", "directions": ("backward",)}
         defined.implementation("cuda-padded", **named)(_by_kernel(op, "cuda-padded"))
     peers.register(defined, op.reference, directions=compiled)
 

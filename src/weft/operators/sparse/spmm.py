@@ -20,7 +20,8 @@ def _first_columns_only(matrix: CSR, b: Tensor) -> Tensor:
 TIMED = tuple(workload(M=2**18, N=2**18, R=16, K=k, rows=rows) for k in (32, 128, 512) for rows in ("even", "skewed"))
 
 spmm = Operator(
-    workspace=lambda w: (w["M"] * (1 + w["R"]) // ITEMS + 1) * w["K"] * 4,  # the open sum of each part of the merge path
+    # the open sum of each part of the merge path
+    workspace=lambda w: (w["M"] * (1 + w["R"]) // ITEMS + 1) * w["K"] * 4,
     **define(
         "spmm",
         "b",
@@ -55,7 +56,7 @@ spmm = Operator(
             "split rows lose a part": loses_a_part,
             "row of b off by one": lambda matrix, b: reference(matrix, b.roll(1, 0)),
         },
-    )
+    ),
 )
 implement(spmm, "row_split", "merge")
 
