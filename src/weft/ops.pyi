@@ -253,7 +253,7 @@ def linear_cross_entropy(
     accumulate: dtype | None = None,
     check_labels: bool = False,
 ) -> Tensor:
-    """Cross entropy of a linear layer's logits, x · weightᵀ + bias, which are never all in memory."""
+    """Cross entropy of a linear layer's logits, x · weightᵀ + bias, of which at most 1 GiB is in memory."""
 
 def linear_cross_entropy_with_gradient(
     x: Tensor,
