@@ -448,7 +448,7 @@ def test_kernels_of_ours_make_the_same_steps(nesterov, monkeypatch):
     monkeypatch.setattr(IterationCall, "on_gpu", True)
     dtype = torch.float32 if DEVICE == "cpu" else torch.bfloat16
     ours = [torch.nn.Parameter(p.detach().to(DEVICE)) for p in parameters()]
-    assert ops.explain("newton_schulz", ours[0].detach()).implementation == "triton"
+    assert ops.explain("newton_schulz", ours[0].detach()).implementation != "torch"
     optimizer = undecayed(ours, 0.02, nesterov=nesterov, ns_dtype=dtype)
     theirs, start = parameters(), parameters()
     reference = torch.optim.Muon(theirs, 0.02, weight_decay=0.0, nesterov=nesterov)
