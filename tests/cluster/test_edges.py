@@ -14,6 +14,7 @@ from schedules import both
 
 from weft.cluster import Cluster, Jobs, NodeGroup, cluster_file, simulate, trace
 from weft.cluster.files.text import TraceError
+from weft.cluster.quota import Quota
 
 SACCT = "JobID|JobName|User|Submit|Start|End|Elapsed|Timelimit|NNodes|ReqTRES|AllocTRES"
 
@@ -265,3 +266,12 @@ def test_check_says_what_was_read_dropped_and_assumed(tmp_path, weft):
     assert [never["job"] for never in found["never_run"]] == ["d"]
     shown = weft("check", path, "--format", "csv")[1]
     assert "dropped: 1 row, no submission or duration" in shown and "1 h" in shown
+
+
+@pytest.mark.parametrize(("order", "start"), [("fifo", 2000), ("fifo-skip", 2)])
+def test_a_strict_head_keeps_its_nominal_quota_from_borrowers(order, start):
+    """Kueue's issue 4809: guaranteed2 waits for a GPU of its tenant's own; besteffort1 borrows it only under BestEffortFIFO."""
+    names = ("guaranteed", "besteffort")
+    jobs = Jobs(np.array([0.0, 1, 2]), np.array([1000.0, 1000, 100]), np.array([1, 2, 1]), tenant=np.array([0, 0, 1]), tenants=names)
+    found = both(jobs, Cluster.parse("1x2"), order, quotas={"guaranteed": Quota(2), "besteffort": Quota(0)})
+    assert found.start[2] == start

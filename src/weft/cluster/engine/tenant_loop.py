@@ -5,8 +5,8 @@ and one tenant. Of the heads of all lines those come first for which the tenant 
 tenant has the least share; of these the one of the lowest rank. What fits is known by class; what a quota admits
 follows from what the line's tenant, and all tenants, hold.
 
-*Strict*: each tenant's head blocks that tenant's other jobs. A quota blocks only its tenant; a head that the quota
-admits and that fits on no nodes blocks all jobs.
+*Strict*: each tenant's head blocks that tenant's other jobs. A head that waits for quota within its tenant's nominal one
+reserves that of the cohort, as in Kueue's StrictFIFO; a head that the quota admits and that fits on no nodes blocks all jobs.
 """
 
 from typing import Any, NamedTuple
@@ -35,9 +35,9 @@ from weft.cluster.orders import ORDERS
 from weft.cluster.quota import Limits
 
 # What a tenant's jobs hold, and its share by that; thousandths of GPUs of its own (`nominal`), and that its quota
-# admits (`limit`). `head`: the lowest rank of its waiting jobs.
+# admits (`limit`). `head`: the lowest rank of its waiting jobs. `reserved`: of the cohort's quota, for its head.
 TENANT = np.dtype(
-    [(name, "i8") for name in ("gpus", "cpu", "memory", "nominal", "limit", "head")]
+    [(name, "i8") for name in ("gpus", "cpu", "memory", "nominal", "limit", "head", "reserved")]
     + [("weight", "f8"), ("share", "f8")]
 )
 # `cls`: the class; `gpus`, `cpu`, `memory`: what one of its jobs requests. `begin`, `size`: its waiting jobs in the
@@ -47,9 +47,9 @@ LINE = np.dtype(
     + [("since", "f8")]
 )
 TOTAL = np.dtype([(name, "i8") for name in ("gpus", "cpu", "memory")])
-# Counters: GPUs that all tenants hold and may hold; lines with waiting jobs; event times so far, and the last one that
-# changed what is free.
-HELD, COHORT, ACTIVE, EVENT, CHANGED, COUNTERS = range(6)
+# Counters: GPUs that all tenants hold and may hold; that are reserved; lines with waiting jobs; event times so far, and the
+# last one that changed what is free.
+HELD, COHORT, RESERVED, ACTIVE, EVENT, CHANGED, COUNTERS = range(7)
 
 SHARES = [each for each in ORDERS.values() if each.share]
 share_of = switch("share_of", ("tenant", "cluster"), [each.share for each in SHARES if each.share])
@@ -72,10 +72,37 @@ class Queue(NamedTuple):
 
 
 @compiled
-def admitted(q, k):
-    """Whether the quota admits one more job of line k."""
+def admitted(q, k, reserved):
+    """Whether the quota admits one more job of line k, beside what is reserved for others."""
     gpus, tenant = q.lines[k].gpus, q.tenants[q.lines[k].tenant]
-    return gpus == 0 or (tenant.gpus + gpus <= tenant.limit and q.counters[HELD] + gpus <= q.counters[COHORT])
+    within = q.counters[HELD] + reserved + gpus <= q.counters[COHORT]
+    return gpus == 0 or (tenant.gpus + gpus <= tenant.limit and within)
+
+
+@compiled
+def borrows(q, k):
+    tenant = q.tenants[q.lines[k].tenant]
+    return q.lines[k].gpus > 0 and tenant.gpus + q.lines[k].gpus > tenant.nominal
+
+
+@compiled
+def before(q, a, b):
+    """Whether the head of line a comes before that of line b."""
+    first, second = borrows(q, a), borrows(q, b)
+    if first != second:
+        return second
+    share, other = q.tenants[q.lines[a].tenant].share, q.tenants[q.lines[b].tenant].share
+    return share < other or (share == other and q.heap[q.lines[a].begin] < q.heap[q.lines[b].begin])
+
+
+@compiled
+def reserve(q, k):
+    """The head of line k waits for quota: what its tenant lacks of it within its nominal quota is kept from others."""
+    tenant, gpus = q.tenants[q.lines[k].tenant], q.lines[k].gpus
+    if gpus <= tenant.nominal:
+        amount = max(min(gpus, tenant.nominal - tenant.gpus), 0)
+        q.tenants[q.lines[k].tenant].reserved = amount
+        q.counters[RESERVED] += amount
 
 
 @compiled
@@ -109,30 +136,39 @@ def deactivate(q, k):
 @compiled
 def next_line(q, classes, strict):
     """The line whose head comes next, of those that may start; -1: none. Strict: of those that are their tenant's
-    head."""
+    head, beside what heads before it reserve."""
     lines, tenants, count = q.lines, q.tenants, q.counters[ACTIVE]
     if strict:
-        for i in range(count):
-            tenants[lines[q.active[i]].tenant].head = NO_RANK
+        q.counters[RESERVED] = 0
+        for t in range(len(tenants)):
+            tenants[t].head, tenants[t].reserved = NO_RANK, 0
         for i in range(count):
             k = q.active[i]
             t, rank = lines[k].tenant, q.heap[lines[k].begin]
             tenants[t].head = min(tenants[t].head, rank)
-    found, borrows, share, head = -1, True, np.inf, NO_RANK
-    for i in range(count):
-        k = q.active[i]
-        t, rank = lines[k].tenant, q.heap[lines[k].begin]
-        more = lines[k].gpus > 0 and tenants[t].gpus + lines[k].gpus > tenants[t].nominal
-        if more != borrows:
-            if more:
+    last = -1
+    while True:
+        found = -1
+        for i in range(count):
+            k = q.active[i]
+            if strict:
+                if q.heap[lines[k].begin] != tenants[lines[k].tenant].head or (last >= 0 and not before(q, last, k)):
+                    continue
+            elif classes[lines[k].cls].blocked:
                 continue
-        elif tenants[t].share > share or (tenants[t].share == share and rank > head):
-            continue
-        if (rank != tenants[t].head) if strict else classes[lines[k].cls].blocked:
-            continue
-        if admitted(q, k):
-            found, borrows, share, head = k, more, tenants[t].share, rank
-    return found
+            if (found < 0 or before(q, k, found)) and admitted(q, k, 0):
+                found = k
+        if found < 0 or not strict:
+            return found
+        for i in range(count):  # heads on the way that wait for quota
+            k = q.active[i]
+            head = q.heap[lines[k].begin] == tenants[lines[k].tenant].head
+            if head and (last < 0 or before(q, last, k)) and before(q, k, found):
+                reserve(q, k)
+        if admitted(q, found, q.counters[RESERVED]):
+            return found
+        reserve(q, found)
+        last = found
 
 
 @compiled
@@ -181,7 +217,8 @@ def advance(s, q, code, strict, until, most):
         for i in range(counters[ACTIVE]):
             k = q.active[i]
             c, reason = lines[k].cls, np.int64(QUOTA)
-            if admitted(q, k):
+            of_others = counters[RESERVED] - q.tenants[lines[k].tenant].reserved if borrows(q, k) else np.int64(0)
+            if admitted(q, k, of_others):
                 if q.determined[c] < counters[CHANGED] or q.determined[c] < 0:
                     q.determined[c] = counters[EVENT]
                     classes[c].reason = why(s, c, jobs[q.of_rank[q.heap[lines[k].begin]]].slot)

@@ -215,7 +215,7 @@ class Simulator(State):
 
     def why_waiting(self, job: Job) -> str:
         """What a waiting job would lack if it were alone in the queue: the first of ``result.REASONS`` that holds."""
-        if not tenants.admits(self, job):
+        if tenants.waits_for_quota(self, job):
             return "quota"
         random = self.random
         if sum(sum(n.milli) for n in self.nodes) < job.milli_gpus:

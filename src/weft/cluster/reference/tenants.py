@@ -46,11 +46,9 @@ def start_by_share(sim: State) -> None:
     others of that tenant; it blocks all jobs where its quota admits it and it fits on no nodes."""
     waiting = list(sim.queue)
     while waiting:
-        heads = [j for j in waiting if sim.mode or j is next(o for o in waiting if o.tenant == j.tenant)]
-        heads = [j for j in heads if admits(sim, j)]
-        if not heads:
+        job = next((j for j in in_order(sim, waiting) if admits(sim, j)), None) if sim.mode else next_head(sim, waiting)
+        if job is None:
             return
-        job = min(heads, key=lambda j: (borrows(sim, j), share(sim, j.tenant), j.key))
         waiting.remove(job)
         if sim.place(job):
             sim.start(job, job.estimate)
@@ -58,15 +56,42 @@ def start_by_share(sim: State) -> None:
             return
 
 
-def admits(sim: State, job: Job) -> bool:
-    """Whether the tenant's quota, and the quotas of all tenants together, admit the job beside the running ones."""
+def in_order(sim: State, jobs: list[Job]) -> list[Job]:
+    return sorted(jobs, key=lambda j: (borrows(sim, j), share(sim, j.tenant), j.key))
+
+
+def next_head(sim: State, waiting: list[Job]) -> Job | None:
+    """The first of the tenants' heads that the quotas admit. A head before it that waits for its tenant's nominal quota
+    reserves that of the cohort (Kueue's StrictFIFO)."""
+    sim.reserved = {}
+    heads = in_order(sim, [j for j in waiting if j is next(o for o in waiting if o.tenant == j.tenant)])
+    while heads and not admits(sim, heads[-1]):
+        heads.pop()
+    for head in heads:
+        if admits(sim, head, sum(sim.reserved.values())):
+            return head
+        nominal = quota.nominal_of(sim.quotas, head.tenant)
+        if head.milli_gpus <= nominal:
+            sim.reserved[head.tenant] = max(min(head.milli_gpus, nominal - usage_of(sim, head.tenant).gpus), 0)
+    return None
+
+
+def admits(sim: State, job: Job, reserved: int = 0) -> bool:
+    """Whether the tenant's quota, and the quotas of all tenants together, admit the job beside the running ones and what is
+    reserved for others."""
     if not sim.quotas or not job.milli_gpus:
         return True
-    in_use = sum(other.milli_gpus for other in sim.running)
+    in_use = sum(other.milli_gpus for other in sim.running) + reserved
     used = usage_of(sim, job.tenant).gpus
     return used + job.milli_gpus <= quota.limit_of(
         sim.quotas, job.tenant
     ) and in_use + job.milli_gpus <= quota.cohort_of(sim.quotas, sim.tenants)
+
+
+def waits_for_quota(sim: State, job: Job) -> bool:
+    """Whether it would wait for its quota if it were alone in the queue, beside what heads of other tenants reserve."""
+    others = sum(amount for tenant, amount in sim.reserved.items() if tenant != job.tenant)
+    return not admits(sim, job, others if borrows(sim, job) else 0)
 
 
 def borrows(sim: State, job: Job) -> bool:
