@@ -272,6 +272,19 @@ def test_check_says_what_was_read_dropped_and_assumed(tmp_path, weft):
 def test_a_strict_head_keeps_its_nominal_quota_from_borrowers(order, start):
     """Kueue's issue 4809: guaranteed2 waits for a GPU of its tenant's own; besteffort1 borrows it only under BestEffortFIFO."""
     names = ("guaranteed", "besteffort")
-    jobs = Jobs(np.array([0.0, 1, 2]), np.array([1000.0, 1000, 100]), np.array([1, 2, 1]), tenant=np.array([0, 0, 1]), tenants=names)
+    jobs = Jobs(
+        np.array([0.0, 1, 2]),
+        np.array([1000.0, 1000, 100]),
+        np.array([1, 2, 1]),
+        tenant=np.array([0, 0, 1]),
+        tenants=names,
+    )
     found = both(jobs, Cluster.parse("1x2"), order, quotas={"guaranteed": Quota(2), "besteffort": Quota(0)})
     assert found.start[2] == start
+
+
+def test_a_gang_stops_no_job_that_it_does_not_need():
+    """The third job takes the nodes that the second one leaves; the first goes on."""
+    jobs = Jobs(np.array([0.0, 1, 900]), np.array([30000.0, 1000, 12]), np.array([32, 128, 128]))
+    found = both(jobs, Cluster.parse("20x8"), "srtf", restart_s=60.0)
+    assert found.stops.tolist() == [0, 1, 0] and found.start[2] == 900

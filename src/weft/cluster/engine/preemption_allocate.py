@@ -100,12 +100,53 @@ def exchange_gpus(s, q, j, victim, now):
     return False
 
 
-@inlined
-def reprieve(s, q, count, j, now):
-    """Puts victims of job j back where they still fit, the most important first: how many remain in ``victims``."""
+@compiled
+def spare(s, q, j, count, begin, end, now):
+    """Spares victims of gang j, the most important first, without which it fits on what the others leave; how many are needed,
+    which are in ``victims`` in that order."""
     for k in range(count):
         q.jobs[q.victims[k]].key = running_key(q, q.victims[k], now)
     sort_by_key(q.jobs, q.victims, count)
+    c, slot = q.jobs[j].cls, q.jobs[j].slot
+    total = pieces_of(s.classes, c)
+    if total < 2 or count < 2:
+        return count
+    needed = 0
+    for k in range(count):
+        victim, random, fitted = q.victims[k], s.meta[RANDOM_STATE], False
+        for i in range(slot, slot + total):
+            q.placed[i].before, q.placed[i].node_before = q.placed[i].gpus, s.where[i]
+        give_back(s, q, j, total)
+        if put_back(s, q, victim, now):
+            done = 0
+            for i in range(total):
+                p = kind_of(s.classes, c, i)
+                n = choose_among(s, p, begin, end) if end else choose(s, p)
+                if n < 0:
+                    break
+                if s.meta[DETAILED]:
+                    q.placed[slot + i].gpus = pick(s, n, p)
+                take(s, n, p, q.placed[slot + i].gpus, 1)
+                s.where[slot + i] = n
+                done += 1
+            fitted = done == total
+            if not fitted:
+                give_back(s, q, j, done)
+                evict(s, q, victim)
+        if fitted:
+            continue
+        for i in range(slot, slot + total):
+            s.where[i], q.placed[i].gpus = q.placed[i].node_before, q.placed[i].before
+            take(s, s.where[i], kind_of(s.classes, c, i - slot), q.placed[i].gpus, 1)
+        s.meta[RANDOM_STATE] = random
+        q.victims[needed] = victim
+        needed += 1
+    return needed
+
+
+@inlined
+def reprieve(s, q, count, j, now):
+    """Puts victims of job j back where they still fit, the most important first: how many remain in ``victims``."""
     remain = 0
     for k in range(count):
         job = q.victims[k]
@@ -160,7 +201,7 @@ def allocate(s, q, j, begin, end, trial, now):
     if able and not trial:
         if not evicted:
             return 0
-        return reprieve(s, q, evicted, j, now)
+        return reprieve(s, q, spare(s, q, j, evicted, begin, end, now), j, now)
     give_back(s, q, j, done)
     victim, key = len(jobs), np.inf
     for k in range(evicted):

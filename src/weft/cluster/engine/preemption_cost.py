@@ -14,8 +14,11 @@ from weft.cluster.model import WHOLE
 from weft.cluster.order import FREE
 
 # A piece on a node: the next less and the next more important on the same node (-1: none); where single GPUs are
-# tracked, a bit for each that it holds, and for those that it took before it exchanged them (preemption_allocate.py).
-PLACED = np.dtype([*((name, "i4") for name in ("next", "previous", "job", "piece", "gpus", "before")), ("key", "f8")])
+# tracked, a bit for each that it holds, and for those that it took before it exchanged them, on its node of before
+# (preemption_allocate.py).
+PLACED = np.dtype(
+    [(name, "i4") for name in ("next", "previous", "job", "piece", "gpus", "before", "node_before")] + [("key", "f8")]
+)
 
 
 @inlined

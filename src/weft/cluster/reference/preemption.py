@@ -2,8 +2,8 @@
 
 Waiting jobs are tried in the queue's order. A piece goes on free GPUs where the placement finds some; otherwise it
 evicts jobs that come after its own job: on the node where the most important victim is the least important, one victim
-after another from the least important, until it fits. Victims that still fit where they were are reprieved at once. The
-others are tried once more at their position in the queue, whether they fit where they were after all; if not, they are
+after another from the least important, until it fits. A victim of a gang without which it fits on what the other victims leave
+is spared, the most important first. Victims that still fit where they were are reprieved at once. The others are tried once more at their position in the queue, whether they fit where they were after all; if not, they are
 preempted: after the pass they wait again, and there is another pass at the same time.
 
 With a placement that looks at topology, a gang for which nothing is free preempts in the domain or rack where the most
@@ -167,7 +167,7 @@ def place(sim: State, job: Job) -> list[Job] | None:
     evicted = place_on(sim, job, pieces, nodes)
     if evicted is None:
         return None
-    ordered = sorted(evicted, key=lambda victim: running_key(sim, victim))
+    ordered = spare(sim, job, pieces, nodes, sorted(evicted, key=lambda victim: running_key(sim, victim)))
     return [victim for victim in ordered if not put_back(sim, victim) and not exchange_gpus(sim, job, victim)]
 
 
@@ -217,6 +217,35 @@ def place_on(sim: State, job: Job, pieces: list[Piece], nodes: list[Node]) -> li
         node.take(piece, job.id, on)
         job.placed.append((node, piece, on))
     return evicted
+
+
+def spare(sim: State, job: Job, pieces: list[Piece], nodes: list[Node], evicted: list[Job]) -> list[Job]:
+    """The victims of a gang that are needed, the most important first: a later one may leave nodes for all its pieces."""
+    if len(pieces) < 2 or len(evicted) < 2:
+        return evicted
+    needed: list[Job] = []
+    for victim in evicted:
+        placed, random = job.placed, sim.random
+        job.release()
+        if put_back(sim, victim):
+            job.placed = []
+            for piece in pieces:
+                node = sim.choose(piece, nodes)
+                if node is None:
+                    break
+                on = sim.pick(node, piece)
+                node.take(piece, job.id, on)
+                job.placed.append((node, piece, on))
+            if len(job.placed) == len(pieces):
+                continue
+            job.release()
+            victim.release()
+            victim.state = "evicted"
+        for node, piece, on in placed:
+            node.take(piece, job.id, on)
+        job.placed, sim.random = placed, random
+        needed.append(victim)
+    return needed
 
 
 def roll_back(sim: State, job: Job, evicted: list[Job], random: int) -> None:
