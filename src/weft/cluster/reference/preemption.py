@@ -2,9 +2,10 @@
 
 Waiting jobs are tried in the queue's order. A piece goes on free GPUs where the placement finds some; otherwise it
 evicts jobs that come after its own job: on the node where the most important victim is the least important, one victim
-after another from the least important, until it fits. A victim of a gang without which it fits on what the other victims leave
-is spared, the most important first. Victims that still fit where they were are reprieved at once. The others are tried once more at their position in the queue, whether they fit where they were after all; if not, they are
-preempted: after the pass they wait again, and there is another pass at the same time.
+after another from the least important, until it fits. A victim without which a gang fits on what the other victims leave is
+spared, the most important first. Victims that still fit where they were are reprieved at once. The others are tried once more
+at their position in the queue, whether they fit where they were after all; if not, they are preempted: after the pass they
+wait again, and there is another pass at the same time.
 
 With a placement that looks at topology, a gang for which nothing is free preempts in the domain or rack where the most
 important victim is the least important, or anywhere where that costs less and no rack is required.
