@@ -59,18 +59,18 @@ def main() -> int:
     try:
         status = app(standalone_mode=False) or 0  # typer returns the status of an Exit
         if status == 130:
-            note.print(INTERRUPTED, markup=False)
+            note.print(INTERRUPTED)
         return status
     except (UnknownName, ImportError, ValueError, FileNotFoundError) as error:
-        note.print(f"weft: {error}", style="bold red", markup=False, soft_wrap=True)
+        note.print(f"weft: {error}", style="bold red", soft_wrap=True)
         return 2
     except OSError as error:
-        note.print(f"weft: {error}", style="bold red", markup=False, soft_wrap=True)
+        note.print(f"weft: {error}", style="bold red", soft_wrap=True)
         return 1
     except MemoryError as error:
         return _no_memory(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        note.print(INTERRUPTED, markup=False)
+        note.print(INTERRUPTED)
         return 130
     except Exception as error:
         if hasattr(error, "show") and hasattr(error, "exit_code"):  # the command line's own usage errors
@@ -84,5 +84,5 @@ def main() -> int:
 
 
 def _no_memory(why: str) -> int:
-    note.print(f"weft: not enough memory{why and f': {why}'}", style="bold red", markup=False, soft_wrap=True)
+    note.print(f"weft: not enough memory{why and f': {why}'}", style="bold red", soft_wrap=True)
     return 1

@@ -288,3 +288,12 @@ def test_a_gang_stops_no_job_that_it_does_not_need():
     jobs = Jobs(np.array([0.0, 1, 900]), np.array([30000.0, 1000, 12]), np.array([32, 128, 128]))
     found = both(jobs, Cluster.parse("20x8"), "srtf", restart_s=60.0)
     assert found.stops.tolist() == [0, 1, 0] and found.start[2] == 900
+
+
+def test_an_option_given_twice_is_refused_and_a_name_is_no_emoji(tmp_path, weft):
+    path = tmp_path / "trace.csv"
+    path.write_text("id,submit,duration,gpus,tenant\na,0,60,1,root:x:0\nb,0,60,1,[red]\n")
+    code, _, err = weft(path, "--format", "csv", "--nodes", "1x2", "--nodes", "2x8")
+    assert code == 2 and "--nodes is given twice" in err
+    shown = weft("check", path, "--format", "csv")[1]
+    assert "root:x:0 1" in shown and "[red] 1" in shown

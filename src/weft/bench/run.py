@@ -98,7 +98,7 @@ def run_bench(
             if "transfers" in op.workloads:
                 keep(transfers.measure(bench, op))
     except KeyboardInterrupt:
-        note.print(f"interrupted: {len(measured)} measurements are kept", markup=False)
+        note.print(f"interrupted: {len(measured)} measurements are kept")
     return measured
 
 
@@ -109,7 +109,7 @@ def sayer(note: Console) -> Callable[[str], None]:
     def say(text: str) -> None:
         if text not in said:
             said.add(text)
-            note.print(text, style="dim", markup=False, soft_wrap=True)
+            note.print(text, style="dim", soft_wrap=True)
 
     return say
 
@@ -147,9 +147,7 @@ def measure_points(
             step(f"{op.name} {direction} {w} {w.dtype}")
             yield rows
             if time.perf_counter() > end and done < len(points):
-                note.print(
-                    f"{limit_s:.0f} s are over: {len(points) - done} of {len(points)} points left out", markup=False
-                )
+                note.print(f"{limit_s:.0f} s are over: {len(points) - done} of {len(points)} points left out")
                 return
 
 
@@ -246,10 +244,10 @@ def run_random(
     say = sayer(note)
     bench = compare.Bench(device, ceilings.measure(device, say=say), quick=True, budget_s=budget_s, say=say)
     chosen = random_points.chosen(operators)
-    note.print(f"{len(points)} points of seed {number:#x}", markup=False)
+    note.print(f"{len(points)} points of seed {number:#x}")
     measured = random_points.measure(points, number, lambda some: measure_points(bench, some, chosen, note, jobs=jobs))
     if missing := len({*map(random_points.key_of, points)}) - len(measured):
-        note.print(f"{missing} points have no ratio: a call failed or was wrong, or no peer took it", markup=False)
+        note.print(f"{missing} points have no ratio: a call failed or was wrong, or no peer took it")
     for m in measured if saver else ():
         saver(m)  # type: ignore[misc]
     return measured
@@ -293,9 +291,7 @@ def run_tune(
     major, minor = torch.cuda.get_device_capability()
 
     def report(key: str, config: dict[str, int], best: float, heuristic: float) -> None:
-        out.print(
-            f"{key}: {json.dumps(config)} {best:.1f} us, heuristic {heuristic:.1f} us", markup=False, soft_wrap=True
-        )
+        out.print(f"{key}: {json.dumps(config)} {best:.1f} us, heuristic {heuristic:.1f} us", soft_wrap=True)
 
     jobs = list(tune.jobs(operators, dtypes, implementation, directions))
     tune.tune(jobs, major * 10 + minor, kernels=kernels, processes=processes, on_result=report)

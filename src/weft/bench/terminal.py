@@ -56,17 +56,15 @@ def print_verification(out: Console, found: dict[str, Any]) -> None:
         if r["status"] == "fail":
             out.print(
                 f"FAIL {r['operator']} {r['implementation']} {r['direction']} {r['workload']} {r['dtype']}: {r['reason']}",
-                markup=False,
             )
             if r["reproduce"]:
-                out.print(f"     {r['reproduce']}", markup=False, soft_wrap=True)
+                out.print(f"     {r['reproduce']}", soft_wrap=True)
     rejected = found["mutants"] - found["mutants_survived"]
     left = f", {found['not_reached']} not reached in the time budget (--full runs them)" if found["not_reached"] else ""
     untried = f", {found['mutants_not_reached']} not tried" if found["mutants_not_reached"] else ""
     out.print(
         f"{found['checked']} checked, {found['failed']} failed, {found['declined']} declined, "
         f"{found['unverifiable']} not verifiable here{left}; {rejected} of {found['mutants']} mutants rejected{untried}",
-        markup=False,
     )
 
 
@@ -95,7 +93,6 @@ def print_compiled(out: Console, found: dict[str, Any]) -> None:
         if not r["ok"]:
             out.print(
                 f"FAIL {r['operator']} {r['implementation']} {r['workload']} {r['dtype']} {r['arch']}: {r['reason']}",
-                markup=False,
             )
     out.print(
         f"{found['compiled']} kernels compiled in {found['seconds']} s, {found['failed']} failed, "
@@ -131,7 +128,7 @@ def print_measurements(out: Console, measured: Sequence[Measurement]) -> None:
         m = measured[0]
         versions = ", ".join(f"{name} {number}" for name, number in m.versions.items())
         caption = f"medians; {m.gpu}; {versions}" + (f"; commit {m.commit}" if m.commit else "")
-        out.print(caption, style="dim", markup=False)
+        out.print(caption, style="dim")
 
 
 def _us(value: float) -> str:
@@ -174,7 +171,7 @@ def print_random(out: Console, measured: Sequence[Measurement]) -> None:
     for m in random_points.worst(measured):
         out.print(
             f"{m.ratio_to_best_peer:.2f}  {m.operator} {m.direction} {m.dtype} {m.workload}  ({m.best_peer})",
-            markup=False, soft_wrap=True,
+            soft_wrap=True,
         )  # fmt: skip
 
 

@@ -59,7 +59,15 @@ Pictures = Annotated[Path | None, typer.Option(metavar="FILE", help="a page .htm
 
 
 class ListsPlugins(TyperCommand):
-    """A command whose help lists the formats, orders and placements that are installed."""
+    """A command whose help lists the formats, orders and placements that are installed, and which refuses an option that is
+    given twice, of which the last one would count."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = self.make_parser(ctx).parse_args(args=list(args))[2]
+        for parameter in given:
+            if given.count(parameter) > 1 and not getattr(parameter, "multiple", True):
+                raise typer.BadParameter(f"{parameter.opts[0]} is given twice; expected it once", ctx=ctx)
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         for parameter in self.params:

@@ -319,7 +319,7 @@ def _foreseen(found: dict[str, Any]) -> str:
 
 def _say(out: Console, text: str) -> None:
     if text:
-        out.print(text, markup=False)
+        out.print(text)
 
 
 def _matter(share: float | None) -> str:

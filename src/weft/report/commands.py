@@ -24,7 +24,7 @@ def report(
     if output.exists() and not output.is_dir():
         raise typer.BadParameter(f"--output is '{output}', which is a file; expected a folder")
     path = run.run(query.choose_device(), note, output)
-    out.print(f"Open {path}", markup=False, soft_wrap=True)
+    out.print(f"Open {path}", soft_wrap=True)
 
 
 def tables(

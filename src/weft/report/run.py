@@ -34,7 +34,7 @@ def run(device: str, note: Console, folder: Path) -> Path:
     check_writable(folder, f"the page cannot be written in {folder} (--output names another folder)")
 
     def stage(text: str) -> None:
-        note.print(f"[{time.perf_counter() - begin:6.1f} s] {text}", markup=False)
+        note.print(f"[{time.perf_counter() - begin:6.1f} s] {text}")
 
     begin = time.perf_counter()
     stage("doctor")
