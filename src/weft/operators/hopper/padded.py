@@ -10,11 +10,13 @@ from torch import Tensor
 
 from weft.operators.hopper.gemm import across
 from weft.operators.hopper.tensor_maps import map_why_not
+from weft.operators.hopper.tile_sizes import MULTIPROCESSORS
 from weft.operators.launch import Plan, Plans
 
 NOTHING = "sizes are multiples of 8 and rows begin on 16 bytes: nothing needs a copy"
 # On an H200: multiplications in a microsecond that aligned rows save, elements copied in one, and a copy's launch in µs.
 PRODUCTS, COPIES, LAUNCH = 8e7, 8e5, 3.0
+TILE = 128  # rows and columns of the tiles in which cuBLAS multiplies where rows begin anywhere
 
 
 @triton.jit
@@ -84,10 +86,18 @@ def copied(a: Tensor, b: Tensor) -> list[int]:
     return operands + [results] * (n % 8 > 0)
 
 
+def multiplied(a: Tensor, b: Tensor) -> int:
+    """Multiplications that cuBLAS takes the time of: whole tiles, in a batch one at least on each multiprocessor, since sums of
+    batches are not split."""
+    matrices = a.shape[:-2].numel()
+    tiles = matrices * triton.cdiv(a.shape[-2], TILE) * triton.cdiv(b.shape[-1], TILE)
+    return (tiles if matrices == 1 else max(tiles, MULTIPROCESSORS)) * TILE * TILE * a.shape[-1]
+
+
 def pays(a: Tensor, b: Tensor) -> bool:
     """Whether copies are needed, and take less than what cuBLAS loses."""
     elements = copied(a, b)
-    return bool(elements) and a.numel() * b.shape[-1] / PRODUCTS > sum(elements) / COPIES + LAUNCH * len(elements)
+    return bool(elements) and multiplied(a, b) / PRODUCTS > sum(elements) / COPIES + LAUNCH * len(elements)
 
 
 class PaddedPlan:
@@ -98,8 +108,12 @@ class PaddedPlan:
         self.of_a = None if whole(a) else (a.shape[-2], k)
         self.of_b = None if whole(b) and whole(b.mT) else (k, self.n)
 
+    def operands(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Filled up."""
+        return _filled(a, self.of_a), _filled(b, self.of_b)
+
     def __call__(self, a: Tensor, b: Tensor, c: Tensor) -> None:
-        a, b = _filled(a, self.of_a), _filled(b, self.of_b)
+        a, b = self.operands(a, b)
         product, c = torch.mm if a.ndim == 2 else torch.bmm, c.view(*a.shape[:-1], c.shape[-1])
         if self.n == c.shape[-1]:
             product(a, b, out=c)

@@ -23,7 +23,7 @@ from weft.operators.layout import rows_of
 from weft.operators.linear import activations, gemv, kernels
 from weft.operators.linear.activations import ACTIVATIONS, Activation, halves
 from weft.operators.linear.reference import E4M3, NAMES, reference
-from weft.operators.matmul.dispatch import default_precision, product
+from weft.operators.matmul.dispatch import SMALL, default_precision, product
 from weft.operators.quantization.dispatch import QUANTIZE
 from weft.operators.quantization.formats import FORMATS, Scheme, format_of
 from weft.operators.reduction.sum import sum as column_sum
@@ -65,6 +65,10 @@ class LinearCall(Call):
     @property
     def matrix(self) -> Tensor:
         return flat(self.x)
+
+    @property
+    def small(self) -> bool:
+        return self.m * self.weight.numel() < SMALL
 
     @property
     def has_epilogue(self) -> bool:
@@ -223,8 +227,7 @@ class Copies:
         *rows, columns = shape
         made = t.new_empty((*rows, padded.up_to(columns)), device=device or t.device)
         if device is None and t.ndim == 2:
-            for to, of in zip(made.chunk(parts), t.chunk(parts), strict=True):
-                padded.copy(of, to)
+            padded.copy(t.unflatten(0, (parts, -1)), made.unflatten(0, (parts, -1)))
         elif device is None:
             for to, of in zip(made.chunk(parts), t.chunk(parts), strict=True):
                 to[: len(of)].copy_(of)
@@ -286,20 +289,35 @@ def copy_unsupported(c: LinearCall) -> str:
 
 
 def quantized_tiled_launch(c: QuantizedCall, given: bool = False) -> Any:
+    if given:
+        return of_product(c, lambda row: _quantizing(c, row))
+    return _quantizing(c)
+
+
+def _quantizing(c: QuantizedCall, given: int = 0) -> Any:
     plan = kernels.tiled_plan(kernels.linear_quantized_tiled, c, given)
 
     def run(*tensors: Tensor) -> None:
         *operands, amax = tensors
         plan(*operands, amax.view(torch.int32))  # the largest value is found of bits as integers
 
-    return of_product(run) if given else run
+    return run
 
 
-def of_product(plan: Any) -> Any:
-    """A launch of the epilogue, on cuBLAS's product in fp32."""
+def copies_pay(c: LinearCall) -> bool:
+    return c.sm == 90 and c.x.dtype in SIXTEEN_BITS and padded.pays(c.matrix, c.weight.t())
+
+
+def of_product(c: LinearCall, planned: Any) -> Any:
+    """A launch of the epilogue, on cuBLAS's product in fp32, of copies where they pay. ``planned`` makes the epilogue's plan
+    for a length of the product's rows."""
+    filled = padded.PaddedPlan(c.matrix, c.weight.t()) if copies_pay(c) else None
+    plan = planned(c.weight.shape[0] if filled is None else filled.n)
 
     def run(x: Tensor, weight: Tensor, *others: Tensor) -> None:
         x, columns = flat(x), weight.t()
+        if filled is not None:
+            x, columns = filled.operands(x, columns)
         if x.dtype == torch.float32:
             made = torch.mm(x, columns)
         elif x.is_cuda:
@@ -312,7 +330,7 @@ def of_product(plan: Any) -> Any:
 
 
 def epilogue_launch(c: LinearCall) -> Any:
-    return of_product(kernels.tiled_plan(kernels.linear_tiled, c, True))
+    return of_product(c, functools.partial(kernels.tiled_plan, kernels.linear_tiled, c))
 
 
 COPY = "leading dimensions that do not collapse into rows of one stride, for which a copy would be needed"
@@ -326,6 +344,7 @@ FORWARD = Dispatch(
           epilogue_launch, copy_unsupported),
     Route("torch", lambda c: c.x.dtype == torch.float32, "cuBLAS's fp32 product is the fastest"),
     Route("torch", lambda c: c.m <= FEW, "few rows: the weight's bytes are the limit, see skinny_matmul"),
+    Route("torch", lambda c: c.small and not c.has_epilogue and not hopper_unsupported(c), "a small product: cuBLAS"),
     Route("cuda", lambda c: True, "TMA and wgmma, with the epilogue in registers",
           HopperLaunch, hopper_unsupported, sm=90),
     Route("cuda-padded", lambda c: padded.pays(c.matrix, c.weight.t()), "copies with rows that begin on 16 bytes, as matmul's",
@@ -343,6 +362,8 @@ QUANTIZED = Dispatch(
           lambda c: QuantizedLaunch(c, True), codes_unsupported, sm=90),
     Route("cuda-unfused", lambda c: True, "Hopper's main loop finds the largest value; codes in a second launch",
           lambda c: QuantizedLaunch(c, False), hopper_unsupported, sm=90),
+    Route("epilogue", copies_pay, "copies filled up to sizes that are multiples of 8, as matmul's; the epilogue in one launch",
+          functools.partial(quantized_tiled_launch, given=True), copy_unsupported),
     Route("triton", lambda c: c.k <= LONGEST_K, SHORT, quantized_tiled_launch, copy_unsupported),
     Route("epilogue", lambda c: True, EPILOGUE, functools.partial(quantized_tiled_launch, given=True), copy_unsupported),
 )  # fmt: skip

@@ -150,9 +150,9 @@ configuration = Configurations(__file__, "linear", heuristic, lambda sm, dtype, 
 GIVEN = tile(16, 128, 16, 4, 1)  # 2048 sums for 128 threads
 
 
-def tiled_plan(kernel: Any, c: Any, given: bool = False) -> Plan:
+def tiled_plan(kernel: Any, c: Any, given: int = 0) -> Plan:
     """The launch of ``linear_tiled`` or ``linear_quantized_tiled`` for a call; with ``given`` x is the product in fp32, [M, N],
-    of a gated activation [M, 2N]."""
+    of a gated activation [M, 2N], of rows that begin so many elements apart."""
     x, weight, act, precision = c.matrix, c.weight, c.activation, c.precision or default_precision()
     (m, k), rows, halves = x.shape, weight.shape[0], 2 if act.gated else 1
     config = GIVEN
@@ -163,7 +163,7 @@ def tiled_plan(kernel: Any, c: Any, given: bool = False) -> Plan:
     n, blocks = rows // halves, {**constants_of(config), "BLOCK_N": config["BLOCK_N"] // halves}
     others, own = c.epilogue
     epilogue = {"F": act.forward, "GIVEN": given, "GATED": act.gated, "BIAS": c.bias is not None, **own}
-    k, of_x = (0, (rows, 1)) if given else (k, x.stride())
+    k, of_x = (0, (given, 1)) if given else (k, x.stride())
     known = {"EVEN_K": k % blocks["BLOCK_K"] == 0, "FILLED": k > 0, "PRECISION": precision}
     grid = (triton.cdiv(m, blocks["BLOCK_M"]) * triton.cdiv(n, blocks["BLOCK_N"]),)
     scalars = (m, n, k, *of_x, *weight.stride(), 0 if c.bias is None else c.bias.stride(0), *others)

@@ -12,8 +12,11 @@ from torch import Tensor
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, eager, guarded, on_gpu
+from weft.operators.hopper.gemm import SIXTEEN_BITS
+from weft.operators.hopper.padded import copied
 from weft.operators.launch import Plans
 from weft.operators.linear.dispatch import FEW_ROWS, FEW_ROWS_WEIGHT
+from weft.operators.linear.linear import linear_function
 from weft.operators.matmul.reference import SUMS
 from weft.operators.random_inputs import LAYOUTS, VALUES, of_vectors, random_tensor
 
@@ -171,7 +174,8 @@ def skinny_matmul_function(x: Tensor, w: Tensor, bias: Tensor | None = None) -> 
     """A linear layer's product for few rows: x · wᵀ + bias.
 
     Args:
-        x: [M, K]; float32, float16 or bfloat16, any strides. Made for M up to 64; more go to PyTorch.
+        x: [M, K]; float32, float16 or bfloat16, any strides. Made for M up to 64; more go to PyTorch, or to
+            ``linear`` where sizes are no multiples of 8.
         w: [N, K], of x's dtype and device, as ``torch.nn.Linear`` keeps its weight; rows that are contiguous along K.
         bias: [N], of x's dtype and device, or None.
 
@@ -191,5 +195,7 @@ def skinny_matmul_function(x: Tensor, w: Tensor, bias: Tensor | None = None) -> 
         return y
     x, w, bias = cast_for_products(x, w, bias)
     if choose(x, w, bias).implementation == "torch":
+        if x.dtype in SIXTEEN_BITS and eager(*operands, gradient=True, autocast=True) and copied(x, w.t()):
+            return linear_function(x, w, bias)  # sizes that cuBLAS is slow at, forward and backward
         return F.linear(x, w, bias)
     return skinny_matmul_op(x, w, bias)

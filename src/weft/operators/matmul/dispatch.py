@@ -19,10 +19,14 @@ from weft.operators.call import Choice, cast_for_products, eager, on_gpu
 from weft.operators.checks import check_same, check_shape, check_tensor
 from weft.operators.dispatch import EMPTY, Call, Dispatch, Route
 from weft.operators.hopper import gemm, padded
+from weft.operators.launch import Plans, target_sm
 from weft.operators.matmul import kernels
 from weft.operators.matmul.kernels import LEVELS
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
+# multiplications below which cuBLAS was ahead of our loop wherever it was measured on an H200, by up to three times where
+# K is long and tiles are few
+SMALL = 4e9
 Launch = tuple[Any, tuple[int, ...]]  # a plan, to be called with (a, b, c), and the shape of c
 
 
@@ -123,6 +127,10 @@ class MatmulCall(Call):
         return self.precision == "tf32x3" and self.a.dtype == torch.float32
 
     @property
+    def small(self) -> bool:
+        return self.a.numel() * self.b.shape[-1] < SMALL
+
+    @property
     def many_small(self) -> bool:
         a, b = self.operands
         return a.ndim > 2 and math.prod(a.shape[:-2]) >= 1024 and max(*a.shape[-2:], b.shape[-1]) <= 64
@@ -195,11 +203,11 @@ FORWARD = Dispatch(
     Route("triton", lambda c: c.tf32x3, "PyTorch has no 3×tf32 product", tiled_launch, tiled_unsupported),
     Route("triton", lambda c: c.many_small, "1024 or more small matrices: a program each, 1.4 times cuBLAS at 4096 x 64³",
           tiled_launch, tiled_unsupported),
-    Route("cuda", lambda c: True, "two matrices of 16-bit floats by TMA and wgmma: level with cuBLAS in the mean",
+    Route("cuda", lambda c: not c.small, "two large matrices of 16-bit floats by TMA and wgmma: level with cuBLAS in the mean",
           lambda c: (gemm.HopperPlan(c.a, c.b), c.shape), hopper_unsupported, sm=90),
     Route("padded", lambda c: padded.pays(*c.operands),
           "copies filled up to sizes that are multiples of 8: cuBLAS is slow without", padded_launch, padded_unsupported),
-    Route("torch", lambda c: True, "cuBLAS: level or ahead in batches, and of what TMA cannot take"),
+    Route("torch", lambda c: True, "cuBLAS: level or ahead in batches and small products, and of what TMA cannot take"),
 )  # fmt: skip
 
 
@@ -238,6 +246,8 @@ class Product(KernelFunction):
     def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         a, b = ctx.saved_tensors
         da = product(dc, b.mT, ctx.precision).sum_to_size(a.shape) if ctx.needs_input_grad[0] else None
+        if b.ndim == 2:  # the sum over the batch is part of the product
+            a, dc = a.flatten(0, -2), dc.flatten(0, -2)
         db = product(a.mT, dc, ctx.precision).sum_to_size(b.shape) if ctx.needs_input_grad[1] else None
         return da, db, None
 
@@ -245,6 +255,21 @@ class Product(KernelFunction):
 def product(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     """a [M, K] times b [K, N] in eager mode, differentiable; at a precision batches too."""
     return differentiable(Product, a, b, precision)
+
+
+@Plans
+def _copies_pay(a: Tensor, b: Tensor) -> bool:
+    if target_sm(a.device) != 90:
+        return False
+    dc = torch.empty(result_shape(a, b), dtype=a.dtype, device="meta")
+    return any(padded.pays(*forms(*operands)) for operands in ((dc, b.mT), (a.mT, dc)))
+
+
+def gradients_by_copies(a: Tensor, b: Tensor) -> bool:
+    """Whether a gradient is wanted that copies make faster, of a product that they do not."""
+    wanted = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad) and a.dtype in gemm.SIXTEEN_BITS
+    alike = min(a.ndim, b.ndim) > 1 and a.shape[:-2] == b.shape[:-2]
+    return wanted and alike and eager(a, b, gradient=True, autocast=True) and bool(_copies_pay.of((a, b)))
 
 
 @torch.library.triton_op("weft::matmul", mutates_args=())
@@ -377,6 +402,6 @@ def public(a: Tensor, b: Tensor, precision: str | None, name: str, choose: Any) 
         return c if a.ndim > 1 else c.squeeze(-1 if b.ndim == 1 else -2)
     if chosen == "triton":
         return by_triton(a, b, precision)
-    if chosen in ("cuda", "padded"):
+    if chosen in ("cuda", "padded") or gradients_by_copies(a, b):
         return product(a, b)
     return cublas(a, b, precision) if a.is_cuda else torch.matmul(a, b)

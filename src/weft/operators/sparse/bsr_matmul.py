@@ -89,11 +89,12 @@ def plan(c: BsrCall) -> Plan:
     def programs() -> int:
         return (len(c.row_offsets) - 1) * (block // tile["TILE_M"]) * triton.cdiv(k, tile["TILE_K"])
 
-    # in fp32 the time of a program is its multiplications: few programs take smaller tiles
+    # in fp32 the time of a program is its multiplications, and its few warps wait for one another: smaller tiles, so that a
+    # multiprocessor has two programs
     while (
         b.dtype == torch.float32
         and max(tile["TILE_M"], tile["TILE_K"]) > 16
-        and 2 * programs() <= multiprocessors(b.device)
+        and programs() <= multiprocessors(b.device)
     ):
         tile["TILE_K" if tile["TILE_K"] > tile["TILE_M"] else "TILE_M"] //= 2
     grid = (programs(),)

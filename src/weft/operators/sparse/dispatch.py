@@ -9,9 +9,11 @@ from weft.operators.call import traced
 from weft.operators.dispatch import ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.sparse.balance import RowStatistics, statistics
 from weft.operators.sparse.csr import CSR
-from weft.operators.sparse.kernels import by_parts, by_rows
+from weft.operators.sparse.kernels import COLUMNS, ITEMS, by_parts, by_rows
 
 MOST_PADDING = 2.0  # lanes that row-split may occupy for each stored element
+SHORT_ROW = 128  # elements that are walked one by one, four at once, in less time than a part of 512 takes
+FEW_WARPS = 2048  # about 16 on each of a large machine's multiprocessors
 LONGEST_ROW = 16384  # elements that one group of lanes may walk: 128 steps of the widest
 
 KERNELS = {"row_split": by_rows, "merge": by_parts}  # (matrix, b, y)
@@ -33,6 +35,15 @@ class MatrixCall(Call):
         return traced(self.matrix.values, self.x)
 
     @property
+    def few(self) -> bool:
+        """Whether A·B has too few parts, a warp each, to keep a machine busy, and rows short enough to be walked one by one:
+        of A, and in the mean of its transposed, by which gradients multiply."""
+        (m, n), z = self.matrix.shape, self.matrix.stored
+        if self.x.ndim == 1 or max(self.rows.longest, z // max(n, 1)) > SHORT_ROW:
+            return False
+        return (m + z) * self.x.shape[1] <= FEW_WARPS * ITEMS * COLUMNS
+
+    @property
     def rows(self) -> RowStatistics:
         """Computed once for a matrix; the first call waits for the device."""
         return statistics(self.matrix)
@@ -41,6 +52,8 @@ class MatrixCall(Call):
 SPMV_AND_SPMM = Dispatch(
     MatrixCall, ON_CPU, TRACED,
     Route("torch", lambda c: c.empty, "no stored elements or no columns: nothing to launch"),
+    Route("row_split", lambda c: c.few, "few and short rows: a program for some of them and some columns of b",
+          lambda c: by_rows),
     Route("merge", lambda c: c.rows.padding > MOST_PADDING, "uneven rows: equal parts of rows and elements",
           lambda c: by_parts),
     Route("merge", lambda c: c.rows.longest > LONGEST_ROW, "a long row: equal parts of rows and elements",

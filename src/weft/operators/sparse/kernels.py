@@ -13,11 +13,13 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, tiles
-from weft.operators.launch import INTERPRETING, Plan, Plans
+from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
 from weft.operators.sparse.balance import WIDEST, partition, row_width
 from weft.operators.sparse.csr import CSR
 
 ITEMS = 64 if INTERPRETING else 512  # rows and elements of a merge part of A·B
+
+COLUMNS = 128  # of B, that a program takes at most
 
 # Elements: a merge part's tile begins at a multiple, so that its loads are wide and its head bits whole words.
 ALIGNED = 32
@@ -211,7 +213,7 @@ vector_parts = Configurations(__file__, "merge", {"TILE": 2048, "num_warps": 4},
 
 def rows_heuristic(sm: int, dtype: torch.dtype, k: int) -> Config:
     """8 sums a thread; four rows of B are on their way to each."""
-    return {"ROWS": max(1024 // min(k, 128), 1), "BLOCK": min(k, 128), "num_warps": 4}
+    return {"ROWS": max(1024 // min(k, COLUMNS), 1), "BLOCK": min(k, COLUMNS), "num_warps": 4}
 
 
 def rows_candidates(sm: int, dtype: torch.dtype, k: int) -> Any:
@@ -222,7 +224,7 @@ def rows_candidates(sm: int, dtype: torch.dtype, k: int) -> Any:
 
 def parts_heuristic(sm: int, dtype: torch.dtype, k: int) -> Config:
     """One warp a part, 8 elements at a time: the sum over them stays within a thread where K fills a warp."""
-    return {"REACH": 8, "BLOCK": min(k, 128), "num_warps": 1}
+    return {"REACH": 8, "BLOCK": min(k, COLUMNS), "num_warps": 1}
 
 
 def parts_candidates(sm: int, dtype: torch.dtype, k: int) -> Any:
@@ -261,6 +263,9 @@ def row_plans(offsets: Tensor, columns: Tensor, values: Tensor, b: Tensor) -> Pl
     k = b.shape[1]
     config = dense_rows(b.device, b.dtype, bucket(k))
     tile = {"ROWS": min(config["ROWS"], bucket(m)), "BLOCK": min(config["BLOCK"], bucket(k))}
+    # rows of a tile wait for its longest: fewer of them where there are few tiles
+    while tile["ROWS"] * tile["BLOCK"] > 256 and m * k < 4 * multiprocessors(b.device) * tile["ROWS"] * tile["BLOCK"]:
+        tile["ROWS"] //= 2
     programs = triton.cdiv(m, tile["ROWS"]) * triton.cdiv(k, tile["BLOCK"])
     return Plan(rows_times_dense, (programs,), (m, k, *b.stride()), tile, config["num_warps"])
 

@@ -5,6 +5,7 @@ registers and multiplies densely: it saves A's bytes, not operations, and runs a
 saves both.
 """
 
+import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from weft.operators.call import Choice, guarded
 from weft.operators.configs import Config, Configurations, bucket, tiles
 from weft.operators.cuda import shared_limit
 from weft.operators.dispatch import ON_CPU, Call, Dispatch, Route
+from weft.operators.hopper import padded
 from weft.operators.hopper.gemm import ON_HOPPER
 from weft.operators.launch import INTERPRETING, Plan
 from weft.operators.matmul.dispatch import default_precision
@@ -73,7 +75,8 @@ def multiply_unpacked(
 
 def heuristic(sm: int, dtype: torch.dtype, m: int, n: int) -> Config:
     """A tile that leaves registers for the unpacking."""
-    side, depth, warps = (64, 64, 4) if min(m, n) <= 64 else (128, 64, 8)
+    few = max(m // 128, 1) * max(n // 128, 1) < 132  # tiles of 128 x 128: not one for each multiprocessor
+    side, depth, warps = (64, 64, 4) if min(m, n) <= 64 or few else (128, 64, 8)
     if INTERPRETING:
         side, depth, warps = 32, 32, 4
     elif dtype == torch.float32:
@@ -114,6 +117,27 @@ def hopper_unsupported(c: Sparse24Call) -> str:
     return sparse_hopper.why_not(c.values, c.metadata, c.x)
 
 
+class CopiedPlan:
+    """That launch of a copy of b whose rows begin on 16 bytes, with columns of zeros up to a multiple of 8."""
+
+    def __init__(self, c: Sparse24Call):
+        self.sizes = (c.x.shape[0], padded.up_to(c.n))
+        self.launch = sparse_hopper.SparseHopperPlan(
+            c.values, c.metadata, c.x.new_empty(self.sizes, device="meta"), c.x.device
+        )
+
+    def __call__(self, values: Tensor, metadata: Tensor, b: Tensor, c: Tensor) -> None:
+        wide = c if c.shape[1] == self.sizes[1] else c.new_empty((len(c), self.sizes[1]))
+        self.launch(values, metadata, padded.copied_to(b, *self.sizes), wide)
+        if wide is not c:
+            padded.copy(wide, c)
+
+
+def copied_unsupported(c: Sparse24Call) -> str:
+    b = c.x.new_empty((c.x.shape[0], padded.up_to(c.n)), device="meta")
+    return sparse_hopper.why_not(c.values, c.metadata, b, c.x.device)
+
+
 def plan(c: Sparse24Call) -> Plan:
     b, m, (k, n) = c.x, len(c.values), c.x.shape
     config = configuration(b.device, b.dtype, bucket(m), bucket(n))
@@ -127,6 +151,8 @@ FORWARD = Dispatch(
     Sparse24Call, ON_CPU, TRACED_DENSE,
     Route("cuda", lambda c: not c.empty, "on Hopper's sparse tensor cores",
           lambda c: sparse_hopper.SparseHopperPlan(c.values, c.metadata, c.x), hopper_unsupported, sm=90),
+    Route("cuda-padded", lambda c: not c.empty, "on Hopper's sparse tensor cores, by a copy of b that TMA takes",
+          CopiedPlan, copied_unsupported, sm=90),
     Route("torch dense", lambda c: c.n > UNPACKED_IN_REGISTERS,
           "unpacked to a dense matrix for a library's product, which is faster for many columns"),
     Route("triton", lambda c: True, "unpacked in registers, on any matrix units", plan),
@@ -146,9 +172,9 @@ def unpacking(a: Sparse24, b: Tensor) -> Tensor:
     return c
 
 
-def sparse_tensor_cores(a: Sparse24, b: Tensor) -> Tensor:
+def sparse_tensor_cores(a: Sparse24, b: Tensor, kernel: str = "cuda") -> Tensor:
     """On Hopper's sparse tensor cores; it says in words what it does not take."""
-    plan = FORWARD.kernel("cuda").of((a.values, a.metadata, b), "ieee")
+    plan = FORWARD.kernel(kernel).of((a.values, a.metadata, b), "ieee")
     c = b.new_empty((a.shape[0], b.shape[1]))
     plan(a.values, a.metadata, b, c)
     return c
@@ -243,10 +269,15 @@ sparse_2_4_matmul = Operator(
 
 sparse_2_4_matmul.implementation("triton", arch=">=sm_80")(unpacking)
 sparse_2_4_matmul.implementation("cuda", **ON_HOPPER)(sparse_tensor_cores)
+by_copies = functools.partial(sparse_tensor_cores, kernel="cuda-padded")
+sparse_2_4_matmul.implementation("cuda-padded", backend="cuda", **ON_HOPPER)(by_copies)
 sparse_2_4_matmul.implementation("torch")(torch_semi_structured)
 sparse_2_4_matmul.implementation("torch dense")(dense)
 
-PRODUCTS = {"torch": reference, "torch dense": dense, "triton": unpacking, "cuda": sparse_tensor_cores}
+PRODUCTS = {
+    **{"torch": reference, "torch dense": dense, "triton": unpacking},
+    **{"cuda": sparse_tensor_cores, "cuda-padded": by_copies},
+}
 
 
 def check(a: Sparse24, b: Tensor) -> None:
@@ -271,7 +302,7 @@ def sparse_2_4_matmul_function(a: Sparse24, b: Tensor) -> Tensor:
 
     Returns:
         [M, N] of b's dtype, contiguous, summed in fp32: the same bits every time. Where sparse tensor cores do not take it
-        (they do 16-bit floats on sm_90, K a multiple of 128 and N of 8), of more than 128 columns it is a dense product, of a
+        (they do 16-bit floats on sm_90, K a multiple of 128), of more than 128 columns it is a dense product, of a
         matrix [M, K] that is made at every call. float32 is multiplied as ``torch.get_float32_matmul_precision()`` says. Under
         autocast, values and b are cast as ``torch.mm`` casts them.
 

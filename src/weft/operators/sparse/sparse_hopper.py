@@ -75,10 +75,10 @@ def candidates(sm: int, dtype: str, layout: str, m: int, n: int, k: int) -> Iter
 configuration = Configurations(__file__, "sparse_hopper", heuristic, candidates)
 
 
-def why_not(values: Tensor, metadata: Tensor, b: Tensor) -> str:
+def why_not(values: Tensor, metadata: Tensor, b: Tensor, device: torch.device | None = None) -> str:
     """Why the kernel does not take a matrix of such values and metadata, and b (an empty string when it does)."""
-    if target_sm(b.device) != 90:
-        return f"sm_{target_sm(b.device)}; the sparse wgmma is of sm_90"
+    if (sm := target_sm(device or b.device)) != 90:
+        return f"sm_{sm}; the sparse wgmma is of sm_90"
     if b.dtype not in SIXTEEN_BITS or values.dtype != b.dtype:
         return f"dtypes {values.dtype} and {b.dtype}; it takes two of bfloat16 or two of float16"
     k, n = b.shape
@@ -92,13 +92,15 @@ def why_not(values: Tensor, metadata: Tensor, b: Tensor) -> str:
 
 
 class SparseHopperPlan:
-    """The launch of C = A·B into a row-major C; call it with ``(values, metadata, b, c)``. Declines as ``why_not`` says."""
+    """The launch of C = A·B into a row-major C; call it with ``(values, metadata, b, c)``. Declines as ``why_not`` says.
+    ``device``: where it is launched, if b is not there."""
 
-    def __init__(self, values: Tensor, metadata: Tensor, b: Tensor):
-        if reason := why_not(values, metadata, b):
+    def __init__(self, values: Tensor, metadata: Tensor, b: Tensor, device: torch.device | None = None):
+        device = device or b.device
+        if reason := why_not(values, metadata, b, device):
             raise Declined(reason)
         m, (k, n), b_across = len(values), b.shape, across(b, -2)
-        c = configuration(b.device, DTYPE_NAMES[b.dtype], "N" if b_across else "T", m, n, k)
+        c = configuration(device, DTYPE_NAMES[b.dtype], "N" if b_across else "T", m, n, k)
         groups, columns, cluster = c["WARPGROUPS"], c["COLUMNS"], c["CLUSTER"]
         # two blocks cannot share three boxes of 64 columns, or one: each fetches half of their terms
         deep = DEPTH // cluster if columns // cluster % 64 else DEPTH
@@ -108,7 +110,7 @@ class SparseHopperPlan:
             Maps(torch.empty((m, n), dtype=b.dtype, device="meta"), False, (64, 64)),
         )
         tiles = -(-m // (64 * groups * cluster)) * -(-n // columns)
-        grid = min(multiprocessors(b.device) // cluster, tiles) * cluster
+        grid = min(multiprocessors(device) // cluster, tiles) * cluster
         sizes = f"{groups}, {columns}, {c['STAGES']}, {cluster}, {c['HELD']}"
         kernel = f"sparse_hopper<{CTYPES[b.dtype]}, {sizes}, {str(b_across).lower()}>"
         self.launch = CudaPlan(SOURCE, kernel, (grid, 1), 128 + 128 * groups, (), cluster, shared_bytes(c))
