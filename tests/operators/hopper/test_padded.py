@@ -6,7 +6,7 @@ import torch
 from weft import ops
 from weft.operators.hopper import padded
 from weft.operators.launch import compiling_for
-from weft.operators.linear import dispatch
+from weft.operators.linear import dispatch, linear_quantized
 from weft.operators.linear.reference import reference
 
 
@@ -54,6 +54,30 @@ def test_the_table_pads_large_products(size, implementation, words):
     with compiling_for(90, lambda *_: None):
         choice = ops.explain("matmul", *operands(*size, "NN", device="meta"))
     assert choice.implementation == implementation and words in choice.reason
+
+
+@pytest.mark.parametrize(("a", "b", "forward", "words"), [
+    ((16, 8185, 166), (16, 166, 219), "torch", "copies"),  # the sum over 8185 terms has few tiles
+    ((72, 64), (64, 7208), "torch", "small products"),
+    ((2000, 300), (300, 2001), "padded", "two products"),
+])  # fmt: skip
+def test_gradients_may_be_products_of_copies_where_the_call_is_not(a, b, forward, words):
+    operands = (torch.empty(shape, dtype=torch.float16, device="meta") for shape in (a, b))
+    with compiling_for(90, lambda *_: None):
+        choice = ops.explain("batched_matmul", *operands, direction="backward")
+    assert choice.implementation == forward and words in choice.reason
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(5, 12, 16), (9, 13, 21), (7, 8, 11)])
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_codes_of_a_product_of_copies(m, n, k, activation, monkeypatch):
+    x, w = torch.randn(m, k).half(), torch.randn(2 * n if activation == "swiglu" else n, k).half()
+    call = {"scale": torch.tensor([0.05]), "activation": activation}
+    monkeypatch.setattr(dispatch, "copies_pay", lambda c: True)
+    codes, largest = linear_quantized.by_kernel("epilogue", x, w, **call)
+    wanted, of_wanted = linear_quantized.reference(x, w, **call)
+    torch.testing.assert_close(codes.float(), wanted.float(), rtol=0.15, atol=0.1)  # a neighbouring code
+    torch.testing.assert_close(largest, of_wanted, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("activation", [None, "gelu", "swiglu"])

@@ -105,7 +105,9 @@ class PaddedPlan:
 
     def __init__(self, a: Tensor, b: Tensor):
         k, self.n = up_to(a.shape[-1]), up_to(b.shape[-1])
-        self.of_a = None if whole(a) else (a.shape[-2], k)
+        # columns of a stay columns where the result is cut in any case
+        rows = up_to(a.shape[-2]) if across(a, -1) and self.n != b.shape[-1] else a.shape[-2]
+        self.of_a = None if whole(a) else (rows, k)
         self.of_b = None if whole(b) and whole(b.mT) else (k, self.n)
 
     def operands(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,8 +115,8 @@ class PaddedPlan:
         return _filled(a, self.of_a), _filled(b, self.of_b)
 
     def __call__(self, a: Tensor, b: Tensor, c: Tensor) -> None:
-        a, b = self.operands(a, b)
         product, c = torch.mm if a.ndim == 2 else torch.bmm, c.view(*a.shape[:-1], c.shape[-1])
+        a, b = self.operands(a, b)
         if self.n == c.shape[-1]:
             product(a, b, out=c)
         else:

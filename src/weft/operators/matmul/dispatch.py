@@ -217,6 +217,11 @@ def choice_of(direction: str, *arguments: Any) -> Choice:
     choice = FORWARD.choose(*arguments)
     if direction == "backward" and choice.implementation != "torch":
         return dataclasses.replace(choice, reason=f"two products, as the forward call's: {choice.reason}")
+    a, b, *_ = arguments
+    if direction == "backward" and on_gpu(a) and _copies_pay.of((a, b)):
+        return dataclasses.replace(
+            choice, reason="cuBLAS's products, of copies filled up to multiples of 8 where they pay"
+        )
     return choice
 
 
@@ -259,7 +264,8 @@ def product(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
 
 @Plans
 def _copies_pay(a: Tensor, b: Tensor) -> bool:
-    if target_sm(a.device) != 90:
+    alike = min(a.ndim, b.ndim) > 1 and a.shape[:-2] == b.shape[:-2]
+    if target_sm(a.device) != 90 or a.dtype not in gemm.SIXTEEN_BITS or not alike or not a.numel() * b.shape[-1]:
         return False
     dc = torch.empty(result_shape(a, b), dtype=a.dtype, device="meta")
     return any(padded.pays(*forms(*operands)) for operands in ((dc, b.mT), (a.mT, dc)))
@@ -267,9 +273,8 @@ def _copies_pay(a: Tensor, b: Tensor) -> bool:
 
 def gradients_by_copies(a: Tensor, b: Tensor) -> bool:
     """Whether a gradient is wanted that copies make faster, of a product that they do not."""
-    wanted = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad) and a.dtype in gemm.SIXTEEN_BITS
-    alike = min(a.ndim, b.ndim) > 1 and a.shape[:-2] == b.shape[:-2]
-    return wanted and alike and eager(a, b, gradient=True, autocast=True) and bool(_copies_pay.of((a, b)))
+    wanted = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    return wanted and eager(a, b, gradient=True, autocast=True) and bool(_copies_pay.of((a, b)))
 
 
 @torch.library.triton_op("weft::matmul", mutates_args=())
