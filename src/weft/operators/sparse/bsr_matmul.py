@@ -97,9 +97,13 @@ def plan(c: BsrCall) -> Plan:
         and programs() <= multiprocessors(b.device)
     ):
         tile["TILE_K" if tile["TILE_K"] > tile["TILE_M"] else "TILE_M"] //= 2
-    grid = (programs(),)
+    grid, stages = (programs(),), config["num_stages"]
+    # few programs wait for memory, for a block's column and then for rows of b: two of each are in flight with five stages
+    held = (tile["TILE_M"] + tile["TILE_K"]) * tile["DEPTH"] * b.element_size() * 5
+    if grid[0] <= 2 * multiprocessors(b.device) and 2 * held <= shared_limit(c.sm):
+        stages = max(stages, 5)
     constants = {"BLOCK": block, **tile, "PRECISION": c.precision}
-    return Plan(blocks_times_dense, grid, (k, *b.stride()), constants, config["num_warps"], config["num_stages"])
+    return Plan(blocks_times_dense, grid, (k, *b.stride()), constants, config["num_warps"], stages)
 
 
 FORWARD = Dispatch(

@@ -274,7 +274,7 @@ sparse_2_4_matmul.implementation("cuda-padded", backend="cuda", **ON_HOPPER)(by_
 sparse_2_4_matmul.implementation("torch")(torch_semi_structured)
 sparse_2_4_matmul.implementation("torch dense")(dense)
 
-PRODUCTS = {
+PRODUCTS: dict[str, Callable[..., Tensor]] = {
     **{"torch": reference, "torch dense": dense, "triton": unpacking},
     **{"cuda": sparse_tensor_cores, "cuda-padded": by_copies},
 }
