@@ -135,7 +135,8 @@ class CopiedPlan:
 
 def copied_unsupported(c: Sparse24Call) -> str:
     b = c.x.new_empty((c.x.shape[0], padded.up_to(c.n)), device="meta")
-    return sparse_hopper.why_not(c.values, c.metadata, b, c.x.device)
+    reason = sparse_hopper.why_not(c.values, c.metadata, b, c.x.device)
+    return reason or ("" if hopper_unsupported(c) else padded.NOTHING)
 
 
 def plan(c: Sparse24Call) -> Plan:
