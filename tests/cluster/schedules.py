@@ -8,6 +8,7 @@ import pytest
 
 from weft.cluster import Cluster, Jobs, reference, simulate
 from weft.cluster.metrics import summary
+from weft.cluster.model import accepts
 from weft.cluster.quota import Quota
 from weft.cluster.result import REASONS
 
@@ -81,7 +82,7 @@ def check_schedule(result) -> None:
             for n in where:
                 assert not (0 <= cluster.gpu_memory[n] < jobs.gpu_memory[j])
                 wanted = jobs.type_sets[jobs.types[j]]
-                assert not wanted or cluster.types[cluster.gpu_type[n]] in wanted
+                assert accepts(wanted, cluster.types[cluster.gpu_type[n]])
         assert (free >= 0).all() and (milli >= 0).all()
     check_locality(result)
     if result.order.endswith("-skip"):

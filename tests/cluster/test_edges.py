@@ -297,3 +297,11 @@ def test_an_option_given_twice_is_refused_and_a_name_is_no_emoji(tmp_path, weft)
     assert code == 2 and "--nodes is given twice" in err
     shown = weft("check", path, "--format", "csv")[1]
     assert "root:x:0 1" in shown and "[red] 1" in shown
+
+
+def test_types_of_gpus_on_the_command_line_in_any_case():
+    jobs = Jobs(np.zeros(2), np.ones(2), np.array([4, 8]), types=np.array([1, 1]), type_sets=((), ("a100",)))
+    found = both(jobs, Cluster.parse("2xH100:8,1xA100:8"))
+    assert found.start.tolist() == [0, 1] and found.cluster.types == ("H100", "A100")
+    with pytest.raises(ValueError, match=r"COUNTx\[TYPE:\]GPUS"):
+        Cluster.parse("2xH100")

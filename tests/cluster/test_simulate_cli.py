@@ -179,7 +179,7 @@ def test_a_number_of_a_format_is_a_number(weft, tmp_path):
 
 @pytest.mark.parametrize(("words", "told"), [
     (["--format", "csv"], "the cluster is missing; expected one: --nodes 20x8, or --cluster FILE"),
-    (["--format", "csv", "--nodes", "8"], "should read COUNTxGPUS"),
+    (["--format", "csv", "--nodes", "8"], "should read COUNTx"),
     (["--format", "csv", "--nodes", "1x8", "--cluster", "x"], "both --nodes and --cluster are given"),
     (["--format", "csv", "--cluster", "x", "--gpu-memory", "8"], "--gpu-memory goes with --nodes"),
     (["--format", "csv", "--cluster", "nowhere.yaml"], "nowhere.yaml"),

@@ -20,7 +20,7 @@ Columns = Annotated[
 ]
 Where = Annotated[str, typer.Option(metavar="COLUMN=VALUE", help="keep the jobs of one tenant: vc=vcvGl")]
 Limit = Annotated[int | None, typer.Option(min=1, help="keep only the first so many jobs")]
-Nodes = Annotated[str, typer.Option(metavar="COUNTxGPUS,…", help="the cluster: 20x8, or 4x8,2x4")]
+Nodes = Annotated[str, typer.Option(metavar="COUNTxGPUS,…", help="the cluster: 20x8, or 4xA100:8,2xH100:4")]
 GpuMemory = Annotated[float, typer.Option(min=0.0, help="with --nodes: GB of each GPU; unknown, and no limit, while 0")]
 ClusterFile = Annotated[
     Path | None, typer.Option("--cluster", metavar="FILE", help="instead of --nodes: a cluster file")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.cluster.model import WHOLE, Cluster, Jobs
+from weft.cluster.model import WHOLE, Cluster, Jobs, accepts
 
 REQUEST = ("gpus", "milli", "pods", "gpu_memory", "cpu", "memory", "types")  # jobs equal in these have the same request
 
@@ -38,7 +38,7 @@ def node_gpus(jobs: Jobs, rows: Iterable[int], cluster: Cluster) -> list[int]:
             continue
         if (types, gpu_memory) not in suitable:
             wanted = jobs.type_sets[types]
-            of_type = [kind for kind in kinds if not wanted or cluster.types[kind[1]] in wanted]
+            of_type = [kind for kind in kinds if accepts(wanted, cluster.types[kind[1]])]
             of_memory = [kind for kind in of_type if kind[2] < 0 or kind[2] >= gpu_memory]
             suitable[types, gpu_memory] = of_memory or of_type or kinds
         able = suitable[types, gpu_memory]

@@ -1,5 +1,6 @@
 """Nodes and jobs as the simulator sees them: columns of numbers, one row a node or a job."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,12 @@ LATEST = 1e11  # seconds, 3,000 years; milliseconds since 1970 are more
 MOST_SHARED = 16  # accelerators of a node, where single ones are tracked
 MOST_TYPES = 62  # accelerator types that fit the bit masks of the compiled engine
 FILLED: Any = None  # a column that is not given gets its default
+
+
+def accepts(wanted: Iterable[str], gpu_type: str) -> bool:
+    """Whether a job that names these accelerator types runs on this one: any where it names none; ``a100`` is ``A100``."""
+    names = [name.casefold() for name in wanted]
+    return not names or gpu_type.casefold() in names
 
 
 @dataclass(frozen=True)
@@ -136,17 +143,18 @@ class Cluster:
 
     @classmethod
     def parse(cls, text: str, gpu_memory_gb: float = 0.0) -> "Cluster":
-        """``20x8`` → 20 nodes of 8 GPUs; ``4x8,2x4`` → groups one after the other.
+        """``20x8`` → 20 nodes of 8 GPUs; ``4xA100:8,2xH100:4`` → groups one after the other, of these types.
 
         Raises:
             ValueError: something else.
         """
         groups = []
         for part in text.split(","):
-            count, times, gpus = part.strip().lower().partition("x")
-            if not times or not count.isdigit() or not gpus.isdigit():
-                raise ValueError(f"nodes '{text}' should read COUNTxGPUS, such as 20x8 or 4x8,2x4")
-            groups.append(NodeGroup(int(count), int(gpus), gpu_memory_gb=gpu_memory_gb))
+            found = re.fullmatch(r"([0-9]+)x(?:([^:]+):)?([0-9]+)", part.strip(), re.IGNORECASE)
+            if not found:
+                raise ValueError(f"nodes '{text}' should read COUNTx[TYPE:]GPUS, such as 20x8 or 4xA100:8,2xH100:4")
+            count, kind, gpus = found.groups()
+            groups.append(NodeGroup(int(count), int(gpus), kind or "gpu", gpu_memory_gb=gpu_memory_gb))
         made = cls.of(groups)
         if not made.names:
             raise ValueError(f"nodes '{text}' have no node; a cluster needs at least one")

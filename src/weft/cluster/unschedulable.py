@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster import gangs
-from weft.cluster.model import WHOLE, Cluster, Jobs
+from weft.cluster.model import WHOLE, Cluster, Jobs, accepts
 from weft.words import count
 
 
@@ -27,7 +27,7 @@ def why_unschedulable(jobs: Jobs, j: int, cluster: Cluster, in_one_rack: bool = 
         kind = cluster.types[int(cluster.gpu_type[n])]
         if cluster.gpus[n] < each:
             lacks.append(f"{count(each, 'GPU')} (it has {cluster.gpus[n]})")
-        other = bool(wanted) and kind not in wanted  # of nodes that lack as much, one of the right type is nearer
+        other = not accepts(wanted, kind)  # of nodes that lack as much, one of the right type is nearer
         if other:
             lacks.append(f"a GPU of type {' or '.join(wanted)} (it has {kind})")
         if 0 <= cluster.gpu_memory[n] < gpu_memory:
@@ -81,6 +81,6 @@ def _takes(jobs: Jobs, j: int, cluster: Cluster, gpus: int) -> NDArray[np.int64]
     for requested, has in ((int(jobs.cpu[j]), cluster.cpu), (int(jobs.memory[j]), cluster.memory)):
         if requested:
             most = np.where(has < 0, most, np.minimum(most, has // gangs.share(requested, part, parts)))
-    allowed = np.array([not wanted or kind in wanted for kind in cluster.types])[cluster.gpu_type]
+    allowed = np.array([accepts(wanted, kind) for kind in cluster.types])[cluster.gpu_type]
     allowed &= (cluster.gpu_memory < 0) | (cluster.gpu_memory >= jobs.gpu_memory[j])
     return np.where(allowed, most, 0)

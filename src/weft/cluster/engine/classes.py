@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from weft.cluster import gangs
 from weft.cluster.engine.node import PIECE
-from weft.cluster.model import WHOLE, Cluster, Jobs, size_of
+from weft.cluster.model import WHOLE, Cluster, Jobs, accepts, size_of
 
 # A job is `count` pieces of kind `piece`, and one of kind `rest` (-1: none); `shared`: several of its pieces may lie on
 # one node. `milli`: thousandths of GPUs of a job altogether. `begin`, `size`: its waiting jobs in the heap or tree;
@@ -107,4 +107,4 @@ def classify(jobs: Jobs, cluster: Cluster) -> tuple[NDArray[np.int64], NDArray[A
 
 def _mask(accepted: tuple[str, ...], types: tuple[str, ...]) -> int:
     """A bit for each of the cluster's types that is accepted; all of them where nothing is named."""
-    return sum(1 << i for i, name in enumerate(types) if not accepted or name in accepted)
+    return sum(1 << i for i, name in enumerate(types) if accepts(accepted, name))

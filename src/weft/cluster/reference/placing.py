@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from weft.cluster import gangs
-from weft.cluster.model import WHOLE, Cluster, Jobs, NodeGroup
+from weft.cluster.model import WHOLE, Cluster, Jobs, NodeGroup, accepts
 from weft.cluster.placement import NOTHING, REQUIRED, check_ties, draw, first_random_state
 from weft.cluster.policy import find_placement
 from weft.cluster.reference.model import Job, Node, Piece
@@ -121,7 +121,7 @@ class Nodes:
         """The pieces of a job with a request that is new."""
         gpus, pods = int(row.gpus[0]), int(row.pods[0])
         accepted = row.type_sets[int(row.types[0])]
-        types = sum(1 << i for i, name in enumerate(self.types) if not accepted or name in accepted)
+        types = sum(1 << i for i, name in enumerate(self.types) if accepts(accepted, name))
 
         def piece(g: int, part: int, parts: int) -> Piece:
             cpu, memory = (-(-int(amount) * part // parts) for amount in (row.cpu[0], row.memory[0]))
