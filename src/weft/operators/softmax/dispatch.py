@@ -116,11 +116,12 @@ def masked_gradient(x: Tensor, dy: Tensor, scale: float, causal: bool) -> Gradie
 
 @dataclass
 class SoftmaxCall(RowCall):
-    """``softmax(x, dim)``, or ``log_softmax`` with ``logs``."""
+    """``softmax(x, dim)``, or ``log_softmax`` with ``logs``. ``gradient``: one is wanted."""
 
     x: Tensor
     dim: int
     logs: bool
+    gradient: bool = False
 
     triton = kernels.softmax_rows, kernels.softmax_long_rows
 
@@ -212,6 +213,8 @@ def launch_cluster_backward(c: GradientCall) -> CudaPlan:
 
 
 FEWEST_BESIDE = 1024  # rows; a program takes 8 of fp32 or 16 of 16 bits, which fill a sector
+LONG_BESIDE = 256  # columns; a program holds shorter rows, side by side or not
+BY_ROWS = "a gradient of long rows that lie side by side: PyTorch's result, and what autograd reads then, lies by rows"
 OF_BOTH = "a cluster of blocks holds a row of y and dy, which are read once"
 
 FORWARD = Dispatch(
@@ -220,6 +223,7 @@ FORWARD = Dispatch(
     Route("torch", lambda c: c.x.ndim == 0 or c.empty, "empty or a scalar: nothing to launch"),
     Route("torch", lambda c: c.copy_needed, ONE_STRIDE),
     Route("torch", lambda c: c.m < FEWEST_BESIDE and lie_apart(c.strides), "few rows, side by side: too few programs"),
+    Route("torch", lambda c: c.gradient and c.n > LONG_BESIDE and lie_apart(c.strides), BY_ROWS),
     Route("cuda", lambda c: c.n >= 16384, CLUSTER, launch_cluster, lambda c: row_cluster.why_not(c.along), sm=90),
     *TRITON,
 )

@@ -145,7 +145,7 @@ class RowSoftmax:
     ) -> Choice:
         """The backward is PyTorch's where the forward is."""
         x = x if dtype is None else self.cast(x, dtype)
-        chosen = FORWARD.choose(x, dim, self.logs)
+        chosen = FORWARD.choose(x, dim, self.logs, direction == "backward")
         if direction == "forward" or chosen.implementation == "torch":
             return chosen
         y = torch.empty_like(x)
@@ -161,10 +161,11 @@ class RowSoftmax:
         if dtype is not None:
             with torch.autocast("cuda", enabled=False):  # which would take fp32
                 return self(self.cast(x, dtype), dim)
-        if eager(x, gradient=True) and FORWARD.of((x,), dim, self.logs) is not None:
+        wanted = torch.is_grad_enabled() and getattr(x, "requires_grad", False)
+        if eager(x, gradient=True) and FORWARD.of((x,), dim, self.logs, wanted) is not None:
             return SoftmaxFunction.apply(x, dim, self.logs, (FORWARD, BACKWARD), self.backward_op)
         chosen = self.choose(x, dim).implementation
-        if chosen == "torch":
+        if chosen == "torch" or FORWARD.choose(x, dim, self.logs, wanted).implementation == "torch":
             return self.reference(x, dim)
         return self.registered[chosen](*widened(x), dim)
 
