@@ -29,6 +29,13 @@ class AxisView:
         """1 where N has stride 1, 2 where K has, 0 where neither."""
         return 1 if self.n == 1 else 2 if self.k == 1 else 0
 
+    @property
+    def by_rows(self) -> "AxisView":
+        """The same with K = 1 where N is dense and M and K have one stride; a result for each [M, K] stays where it is."""
+        if self.K > 1 and self.n == 1 and self.N > 1 and self.k and (self.M == 1 or self.m == self.K * self.k):
+            return AxisView(self.M * self.K, self.N, 1, self.k, 1, 0)
+        return self
+
     def unit(self, *others: "AxisView") -> int:
         """The largest power of two up to 16 that divides the strides and extents that ``kernels.known_strides`` names."""
         axis = self.dense_axis

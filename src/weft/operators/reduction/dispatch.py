@@ -88,7 +88,7 @@ class ReductionCall(Call):
     @functools.cached_property
     def view(self) -> Any:
         found = axis_views(self.x, self.dim, in_order=self.op.formula is None)
-        return found and found[0]
+        return found and found[0].by_rows
 
     @functools.cached_property
     def views(self) -> Any:

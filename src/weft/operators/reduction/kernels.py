@@ -380,6 +380,14 @@ class Tiling:
             "DENSE": v.dense_axis,
         }
 
+    def balanced(self, v: AxisView) -> "Tiling":
+        """Of columns in one part: about as many tiles in each step of few, so that none waits for memory for a few elements."""
+        tiles = triton.cdiv(v.N, self.reach)
+        if v.K == 1 or self.parts(v) > 1 or not self.unroll < tiles <= 4 * self.unroll:
+            return self
+        unroll = triton.cdiv(tiles, round(tiles / self.unroll))
+        return replace(self, unroll=unroll, chunk=triton.cdiv(tiles, unroll) * unroll * self.reach)
+
     def in_parts(self, v: AxisView, length: int, few: int, device: torch.device) -> "Tiling":
         """Cuts N into parts of about ``length`` elements where there are more than ``few`` elements and too few programs."""
         step = self.reach * self.unroll
@@ -432,7 +440,9 @@ def vector_tiling(v: AxisView, x: Tensor) -> tuple[AxisView, Tiling] | None:
             min(max(16 * lanes // reach, 1), bucket(v.M)), reach, 1, 1, reach, 1, vector=vector, apart=apart
         )
     warps = min(8, bucket(v.N) // (8 * lanes))
-    found = Tiling(1, lanes * warps, 1, 2, 0, warps, vector=vector, apart=apart)
+    vectors = triton.cdiv(v.N, lanes * warps)  # of a lane; many rows are read in steps of about 4
+    unroll = triton.cdiv(vectors, max(round(vectors / 4), 1)) if 16 * multiprocessors(x.device) <= v.M else 2
+    found = Tiling(1, lanes * warps, 1, unroll, 0, warps, vector=vector, apart=apart)
     return v, found.in_parts(v, 2**14, FEW, x.device)
 
 
@@ -507,7 +517,7 @@ class ReducePlan:
             if first and not self.launches:
                 v, t = first
             else:
-                t = tiling(v, device, dtype, PARTIALS if self.launches else kinds)
+                t = tiling(v, device, dtype, PARTIALS if self.launches else kinds).balanced(v)
             rest = partial_view(v.M, t.parts(v), v.K, total=total)
             last = rest.N == 1
             self.launches.append(reduce_launch(v, t, formula, formula.finish if last else as_is, divisor))

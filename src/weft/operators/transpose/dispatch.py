@@ -96,6 +96,12 @@ class TransposeCall(Call):
         return m.M * m.N <= SMALL_MATRIX and m.batch > 1
 
     @property
+    def narrow(self) -> bool:
+        """Whether a column is one or two vectors of y, while rows of x begin anywhere."""
+        m = self.matrices
+        return m.M * self.x.element_size() in (16, 32) and m.M * m.N < 2**31 and no_vectors(self) != ""
+
+    @property
     def size_class(self) -> int:
         """The part of a configuration's key that says how large the tensor is."""
         return next((n for n in SIZES if self.x.numel() <= n), SIZES[-1])
@@ -283,6 +289,17 @@ def transpose_small(
     tl.store(y_at, tl.permute(x, (0, 2, 1)), mask=inside)
 
 
+@triton.jit
+def transpose_narrow(x_ptr, y_ptr, N, B1, x_b0, x_b1, x_row, x_col, M: tl.constexpr, BLOCK: tl.constexpr):
+    """The same for few rows: a thread gathers a vector of y, neighbouring threads read neighbouring columns."""
+    blocks = tl.cdiv(N * M, BLOCK)
+    b = (tl.program_id(0) // blocks).to(tl.int64)
+    i = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
+    x_ptr += b // B1 * x_b0 + b % B1 * x_b1
+    x = tl.load(x_ptr + (i % M).to(tl.int64) * x_row + (i // M).to(tl.int64) * x_col, mask=i < N * M)
+    tl.store(y_ptr + b * N * M + i, x, mask=i < N * M)
+
+
 def tiles_heuristic(sm: int, dtype: torch.dtype, n: int, access: str) -> Config:
     """Tiles whose rows are whole 128-byte lines on both sides; bands of 4 KiB of rows of y. Where accesses are single elements,
     each has an address of its own in registers: 16 a thread (32 spill)."""
@@ -310,6 +327,12 @@ def small_plan(c: TransposeCall) -> Plan:
     bb = min(bucket(m.batch), TILE // (r * cols))
     scalars = (m.batch, m.M, m.N, m.B1, m.b0, m.b1, m.row, m.col)
     return Plan(transpose_small, (triton.cdiv(m.batch, bb),), scalars, {"BB": bb, "R": r, "C": cols}, 8)
+
+
+def narrow_plan(c: TransposeCall) -> Plan:
+    m, block = c.matrices, 128 * 16 // c.x.element_size()
+    grid = (m.batch * triton.cdiv(m.N * m.M, block),)
+    return Plan(transpose_narrow, grid, (m.N, m.B1, m.b0, m.b1, m.row, m.col), {"M": m.M, "BLOCK": block}, 4)
 
 
 def tiles_plan(c: TransposeCall) -> Plan:
@@ -342,6 +365,7 @@ FORWARD = Dispatch(
     Route("cuda", lambda c: c.large, "large: 16-byte accesses on both sides", vectors_plan, no_vectors),
     Route("cuda", lambda c: c.large, "large: read by words, written by whole sectors", windows_plan, no_adjacent_columns),
     Route("triton", lambda c: c.small, "small matrices: several a program", small_plan, scattered),
+    Route("triton", lambda c: c.narrow, "columns of 16 or 32 bytes: a thread gathers 16 of them", narrow_plan, scattered),
     Route("triton", lambda c: True, "rows of any alignment", tiles_plan, scattered),
 )  # fmt: skip
 BACKWARD = FORWARD  # of the gradient of the result: another transpose
