@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators import partial_sums
-from weft.operators.configs import Configurations, bucket, grid_of
+from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.dropout.philox import dropped
 from weft.operators.dropout.shifted import (
     addresses,
@@ -218,8 +218,15 @@ def backward_candidates(sm: int, dtype: torch.dtype, n: int) -> Any:
     return row_tiles(n, {"PROGRAMS": (1, 2, 4, 8), "num_warps": (4, 8, 16)}, per_thread=(4, 16))
 
 
+def gradient_heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:
+    """Of short rows as many programs of one warp as 128 registers a thread allow: none waits for another warp's sums."""
+    if n > 256:
+        return backward_heuristic(sm, dtype, n)
+    return {"ROWS": 512 // max(n, LEAST_BLOCK), "PROGRAMS": 16, "num_warps": 1}
+
+
 forward_configuration = Configurations(__file__, "norm_forward", heuristic, candidates)
-backward_configuration = Configurations(__file__, "norm_backward", backward_heuristic, backward_candidates)
+backward_configuration = Configurations(__file__, "norm_backward", gradient_heuristic, backward_candidates)
 
 
 def _random(c: Any) -> dict[str, Any]:

@@ -327,6 +327,16 @@ PIECES = {
 }
 
 
+def crowded(c: Any, n: int) -> int:
+    """How many quarters of PIECES' programs a multiprocessor's registers do not hold, as compiled for sm_90 (more than 128 or
+    168 a thread): a program that waits for another one to end takes the kernel as long again."""
+    centered, both, odd = c.config.centered, c.config.centered and c.added, n % 2
+    if c.x.element_size() == 4:
+        return {128: both, 256: both, 512: centered or c.added}.get(bucket(n), 0)
+    kinds = {128: both, 256: centered and odd, 512: both, 1024: (centered or odd) + (both and odd)}
+    return kinds.get(bucket(n), 0)
+
+
 def gradient_pieces(c: Any) -> bool:
     return in_pieces(c.x, c.dy, *([c.more] if c.added else []), torch.empty_like(c.x, device="meta"))
 
@@ -354,9 +364,11 @@ def gradient_views(c: Any) -> list[tuple[int, int, int, int]]:
 def gradient_rows_launch(c: Any) -> SummedPlan:
     (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
     config = backward_configuration(c.x.device, c.x.dtype, bucket(n))
-    if gradient_pieces(c):
-        config = PIECES[c.x.element_size()].get(bucket(n), config)
-    programs = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.x.device) * config["PROGRAMS"])
+    each = config["PROGRAMS"]
+    if gradient_pieces(c) and bucket(n) in PIECES[c.x.element_size()]:
+        config = PIECES[c.x.element_size()][bucket(n)]
+        each = config["PROGRAMS"] - config["PROGRAMS"] // 4 * crowded(c, n)
+    programs = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.x.device) * each)
     tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n), **c.config.flags, "MORE": c.added}
     rows = Plan(gradient_rows, (programs,), (m, n, *x_s, *dy_s, *more_s, *dx_s, c.eps), tile, config["num_warps"])
     return SummedPlan(rows, programs, n, c.sums)
@@ -373,14 +385,16 @@ def rows_beside(c: Any) -> bool:
 @with_copies
 def gradient_columns_launch(c: Any) -> SummedPlan:
     (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
+    tile, warps = {"ROWS": 1, "BLOCK": 8192}, 16  # of the sums
     if rows_beside(c):
         config, tile = BESIDE, {"ROWS": 32, "BLOCK": 128}
+    elif gradient_pieces(c):  # fewer elements a program, of which more share a multiprocessor
+        config = {"STRIP": 32, "ROWS": 4, "BLOCK": 2048 // c.x.element_size(), "num_warps": 8}
+        tile, warps = {"ROWS": 1, "BLOCK": 1024}, 8
     else:
-        config, tile = backward_configuration(c.x.device, c.x.dtype, bucket(n)), {"ROWS": 1, "BLOCK": 8192}
-    if c.x.element_size() == 2 and gradient_pieces(c) and not rows_beside(c):
-        config = {"STRIP": 32, "ROWS": 4, "BLOCK": 1024, "num_warps": 8}
+        config = backward_configuration(c.x.device, c.x.dtype, bucket(n))
     flags, programs = c.config.flags, triton.cdiv(m, tile["ROWS"])
-    sums = Plan(gradient_sums, (programs,), (m, n, *x_s, *dy_s, c.eps), {**tile, **flags}, 16)
+    sums = Plan(gradient_sums, (programs,), (m, n, *x_s, *dy_s, c.eps), {**tile, **flags}, warps)
     strip = max(config["STRIP"], bucket(-(-m // 65535)))  # the grid's second dimension ends at 65535
     strips = triton.cdiv(m, strip)
     tile = {"STRIP": strip, "ROWS": config["ROWS"], "BLOCK": config["BLOCK"], **flags, "MORE": c.added}

@@ -325,7 +325,9 @@ def tiled_plan(kernel: Any, c: Lined, config: Config, steps: tuple[int, ...], **
     grid = (over.outer * triton.cdiv(over.lines, lines) * triton.cdiv(over.length, block),)
     of_scales = (0, 0) if c.scheme.granularity == "tensor" else (0, 1) if over.whole else (over.lines, 1)
     scalars = (*over.sizes, c.x.shape[-2] if c.x.ndim > 1 else 1, *steps, *of_scales)
-    return launch(kernel, c, grid, scalars, config["num_warps"], ROWS=lines, BLOCK=block, **own)
+    # as many elements a thread where a row has fewer lines
+    warps = max(config["num_warps"] * lines * block // (config["ROWS"] * config["BLOCK"]), 1)
+    return launch(kernel, c, grid, scalars, min(warps, config["num_warps"]), ROWS=lines, BLOCK=block, **own)
 
 
 def by(c: Lined) -> str:
@@ -372,6 +374,8 @@ Dequantize = tuple[Any, tuple[int, ...]]  # a launch, and the shape of its resul
 def inverse_plan(c: DequantizeCall) -> Dequantize:
     over, (_, _, v_row, v_col) = c.lines, c.rows
     config = inverse_configuration(c.x.device, c.dtype, min(bucket(over.length, 16), LONGEST_TILE))
+    if v_col != 1 and over.length >= 512:  # bytes one by one: less padding, and scales of columns for four rows
+        config = {"ROWS": 4, "BLOCK": 512, "num_warps": 4}
     steps = (*over.steps(v_row, v_col, c.scheme.of.per_byte), v_col, *over.steps(c.n))
     return tiled_plan(kernels.dequantize_lines, c, config, steps), c.shape
 
