@@ -66,7 +66,7 @@ class Call:
 ON_CPU = Route("torch", lambda c: not c.on_gpu, "the tensors are on the CPU, where weft runs the reference")
 IN_FLOAT64 = Route("torch", lambda c: True, "float64, for checks of gradients: PyTorch's operators")  # in every table
 EMPTY = Route("torch", lambda c: c.empty, "an empty tensor: nothing to launch")
-TRACED = Route("torch", lambda c: c.traced, "traced: a compiler fuses PyTorch's own operators with their neighbours")
+TRACED = Route("torch", lambda c: c.traced, "traced: a compiler fuses PyTorch's operators")
 
 
 class Dispatch(Plans):

@@ -15,7 +15,7 @@ from weft.operators.layout import rows_of
 MAX_CLUSTER = 16
 SHORTEST = 2048  # columns below which a block per row leaves most of a multiprocessor idle
 LONGEST = 2**19  # columns that 16 blocks of 1024 threads hold
-REASON = "a cluster of blocks holds a row, which is read once"
+REASON = "a cluster of blocks holds a row"
 
 
 def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:

@@ -12,8 +12,8 @@ from weft.operators.launch import Plan, multiprocessors
 from weft.operators.layout import views
 
 ONE_PASS = 32768  # columns that one program holds in registers: 1024 threads × 32 fp32 values
-WHOLE = "a program holds one or several rows in registers"
-LONG = "longer rows than a program holds: it reads each twice"
+WHOLE = "a program holds rows in registers"
+LONG = "longer rows than a program holds are read twice"
 
 
 def heuristic(sm: int, dtype: torch.dtype, n: int) -> Config:

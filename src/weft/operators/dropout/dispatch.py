@@ -41,7 +41,7 @@ class DropoutCall(Call):
 def not_launchable(c: DropoutCall) -> str:
     if kernels.launchable(c.x) and kernels.launchable(torch.empty_like(c.x, device="meta")):
         return ""
-    return "strides that do not collapse into rows, for which a copy would be needed"
+    return "strides that do not collapse into rows: a copy would be needed"
 
 
 class DropoutPlan:

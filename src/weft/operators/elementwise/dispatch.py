@@ -75,7 +75,7 @@ def no_rows(c: Map | Gradient) -> str:
     return NO_ROWS if laid_out(*c.inputs, *c.outputs) is None else ""
 
 
-NO_ROWS = "strides that do not collapse into rows, for which a copy would be needed"
+NO_ROWS = "strides that do not collapse into rows: a copy would be needed"
 
 
 def like(x: Tensor) -> Tensor:

@@ -535,7 +535,7 @@ def checked(name: str, c: LinearCall, check_labels: bool) -> LinearCall:
 
 HELD = "traced: PyTorch's formulas, which a compiler sees (all logits are held)"
 FACTORS = "the gradients need each row's factor: made in backward, a chunk of tokens at a time"
-SCALED = "the gradients need the loss scale, without which float16 would underflow: made in backward, by chunks"
+SCALED = "float16 would underflow without the loss scale: made in backward, by chunks"
 
 LINEAR_FORWARD = Dispatch(
     checked,

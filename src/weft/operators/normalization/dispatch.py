@@ -359,13 +359,13 @@ def gradient_clusters_launch(c: GradientCall) -> SummedPlan:
     return SummedPlan(rows, clusters, c.n, c.sums)
 
 
-FUSED = "traced: a compiler fuses PyTorch's own operators with their neighbours"
+FUSED = "traced: a compiler fuses PyTorch's operators"
 UNLIKE = "x and residual of two dtypes, or a weight of several dimensions: cast, or flattened, first"
 ONE_STRIDE = "leading dimensions do not collapse into rows of one stride: a kernel would need a copy"
 PERSISTENT = (
     "LayerNorm of 131,072 columns and more: clusters of blocks keep the weight in registers and take row after row"
 )
-CLUSTER = "16,384 columns or more: a cluster of blocks holds a row, which is read once"
+CLUSTER = "16,384 columns or more: a cluster of blocks holds a row"
 WHOLE = "a program holds whole rows in registers"
 TWICE = "a program reads a row twice, the second time out of L2"
 

@@ -215,7 +215,7 @@ def no_blocks(c: QuantizeCall) -> str:
     return no_lines(c) if c.scheme.granularity != "block" else "" if c.matrices else NO_ROWS
 
 
-NO_ROWS = "strides that do not collapse into rows, for which a copy would be needed"
+NO_ROWS = "strides that do not collapse into rows: a copy would be needed"
 CUT_GROUPS = "stochastic rounding by groups of a number of columns that is no multiple of 8"
 
 # ---- launches of quantize --------------------------------------------------------------------------------------------

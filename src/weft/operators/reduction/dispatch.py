@@ -24,7 +24,7 @@ from weft.operators.reduction.argmax_groups import ArgmaxPlan
 from weft.operators.reduction.extremum_mask import MaskPlan, SpansPlan
 from weft.operators.reduction.kernels import Formula, GradientPlan, ReducePlan, negative
 
-COPY = "the dimensions beside 'dim' do not collapse into one stride each, so a copy would be needed"
+COPY = "dimensions beside 'dim' that do not collapse into one stride each"
 LARGE = 2**20  # elements; of fewer, launching is what counts, and Triton's plans serve
 
 

@@ -25,7 +25,7 @@ from weft.operators.launch import INTERPRETING, Plan, multiprocessors
 from weft.operators.scan import kernels
 from weft.operators.scan.kernels import Formula, GradientInParts, RowsPlan, ScanInParts
 
-COPY = "the dimensions beside 'dim' do not collapse into one stride each, so a copy would be needed"
+COPY = "dimensions beside 'dim' that do not collapse into one stride each"
 LARGE = 2**20  # elements; of fewer, launching is what counts, and Triton's plans serve
 PADDED = 512  # elements of a row from which on copies for its gradient pay
 ONE_TILE = 512 if INTERPRETING else 16384  # longer rows look back, or are walked
