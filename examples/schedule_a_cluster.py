@@ -30,12 +30,17 @@ def play(placement: str) -> float:
         )
         print(f"{sim.now:4g} s  {nodes}")
         print("        " + ", ".join(f"{job} {what}" for _, what, job in events if what != "pending"))
+        if sim.queue:
+            print("        waiting: " + ", ".join(f"{job.id} for {job.reason}" for job in sim.queue))
     return sim.now
 
 
 def main() -> None:
     placements = sys.argv[1:] or ["first", "best", "worst", "random"]
-    ends = {placement: play(placement) for placement in placements}
+    try:
+        ends = {placement: play(placement) for placement in placements}
+    except ValueError as error:  # a placement that does not exist
+        sys.exit(f"schedule_a_cluster: {error}")
     print("\nmakespan: " + ", ".join(f"{name} {end:g} s" for name, end in ends.items()))
 
 

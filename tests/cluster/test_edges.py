@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sample_traces import node, pod
 from schedules import both
 
-from weft.cluster import Cluster, Jobs, NodeGroup, cluster_file, simulate, trace
+from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, cluster_file, simulate, trace
 from weft.cluster.files.text import TraceError
 from weft.cluster.quota import Quota
 
@@ -305,3 +305,16 @@ def test_types_of_gpus_on_the_command_line_in_any_case():
     assert found.start.tolist() == [0, 1] and found.cluster.types == ("H100", "A100")
     with pytest.raises(ValueError, match=r"COUNTx\[TYPE:\]GPUS"):
         Cluster.parse("2xH100")
+
+
+def test_a_job_added_by_hand_has_all_that_a_trace_says():
+    sim = Simulator("priority")
+    sim.add_node("a", gpus=4, gpu_type="A100")
+    sim.add_job("x", gpus=4, duration=5)
+    sim.add_job("y", gpus=4, duration=1, submit=1)
+    sim.add_job("z", gpus=4, duration=1, submit=2, priority=3, types=["a100"], pods=2, estimate=9)
+    with pytest.raises(ValueError, match="H100"):
+        sim.add_job("w", gpus=1, types=["H100"])
+    while sim.step():
+        pass
+    assert [sim.jobs[name].start for name in "xyz"] == [0, 6, 5] and sim.jobs["z"].estimate == 9

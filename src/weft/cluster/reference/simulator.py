@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -63,9 +63,14 @@ class Simulator(State):
         tenant: str = "",
         cpu: float = 0.0,
         memory_gb: float = 0.0,
+        priority: float = 0.0,
+        estimate: float | None = None,
+        types: Iterable[str] = (),
+        pods: int = 0,
     ) -> None:
         """A job that is submitted now, or at ``submit`` seconds; ``share``: it takes so much of each of its GPUs; cores
-        and main memory are the whole job's.
+        and main memory are the whole job's; ``estimate``: seconds that its user requested, the duration by default;
+        ``types``: of GPUs that it accepts, any when empty; ``pods``: so many equal parts, each on one node.
 
         Raises:
             ValueError: an id that is taken, a time that is past, numbers below 0, or a job that fits on no empty node: which
@@ -84,6 +89,11 @@ class Simulator(State):
             cpu=np.array([round(cpu * WHOLE)]),
             memory=np.array([round(memory_gb * 1024)]),
             tenants=(tenant,),
+            priority=np.array([priority]),
+            estimate=np.array([duration if estimate is None else estimate]),
+            pods=np.array([pods]),
+            types=np.array([0]),
+            type_sets=(tuple(types),),
         )
         if reason := self.add(row):
             raise ValueError(f"job '{id}' can never run: {reason}")
