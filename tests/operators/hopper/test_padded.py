@@ -107,3 +107,9 @@ def test_a_linear_layer_of_copies(size, given, activation, monkeypatch):
     assert not dispatch.padded_unsupported(c)
     dispatch.PaddedLaunch(c)(*tensors, y, y)
     torch.testing.assert_close(y, reference(x, weight, bias, residual, activation=activation))
+
+
+def test_a_copy_into_other_matrices_is_refused():
+    """A result of several dimensions, say, that its caller did not make rows."""
+    with pytest.raises(ValueError, match="1 matrices into 2"):
+        padded.copy(torch.ones(6, 8), torch.empty(2, 3, 5))

@@ -35,8 +35,10 @@ def copy_padded(
 
 
 @Plans
-def _copies(x: Tensor, rows: int, columns: int) -> Plan:
-    matrices, m, n = x.shape
+def _copies(x: Tensor, y: Tensor) -> Plan:
+    (matrices, m, n), (into, rows, columns) = x.shape, y.shape
+    if matrices != into:
+        raise ValueError(f"a copy of {matrices} matrices into {into}")
     tile = (64, 64) if across(x, -1) else (16, 256)
     grid = (matrices * math.prod(triton.cdiv(*sizes) for sizes in zip((rows, columns), tile, strict=True)),)
     scalars = (m, n, rows, columns, *x.stride())
@@ -57,7 +59,7 @@ def copy(x: Tensor, y: Tensor) -> None:
     x, y = (u.reshape(-1, *u.shape[-2:]) for u in (x, y))
     if x.element_size() == 1:
         x, y = x.view(torch.uint8), y.view(torch.uint8)
-    _copies.of((x,), *y.shape[1:])(x, y)
+    _copies.of((x, y))(x, y)
 
 
 def up_to(size: int, step: int = 8) -> int:

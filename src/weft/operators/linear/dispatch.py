@@ -248,7 +248,7 @@ class PaddedLaunch:
         wide = y if columns == n else y.new_empty((x.shape[0], columns))
         self.launch(x, weight, x if bias is None else bias, x if residual is None else residual, wide, wide)
         if wide is not y:
-            padded.copy(wide, y)
+            padded.copy(wide, flat(y))
 
 
 def padded_unsupported(c: LinearCall) -> str:

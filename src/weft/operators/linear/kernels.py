@@ -162,7 +162,7 @@ def tiled_plan(kernel: Any, c: Any, given: int = 0) -> Plan:
         )
     n, blocks = rows // halves, {**constants_of(config), "BLOCK_N": config["BLOCK_N"] // halves}
     others, own = c.epilogue
-    epilogue = {"F": act.forward, "GIVEN": given, "GATED": act.gated, "BIAS": c.bias is not None, **own}
+    epilogue = {"F": act.forward, "GIVEN": given > 0, "GATED": act.gated, "BIAS": c.bias is not None, **own}
     k, of_x = (0, (given, 1)) if given else (k, x.stride())
     known = {"EVEN_K": k % blocks["BLOCK_K"] == 0, "FILLED": k > 0, "PRECISION": precision}
     grid = (triton.cdiv(m, blocks["BLOCK_M"]) * triton.cdiv(n, blocks["BLOCK_N"]),)

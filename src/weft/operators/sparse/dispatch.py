@@ -39,7 +39,7 @@ class MatrixCall(Call):
         """Whether A·B has too few parts, a warp each, to keep a machine busy, and rows short enough to be walked one by one:
         of A, and in the mean of its transposed, by which gradients multiply."""
         (m, n), z = self.matrix.shape, self.matrix.stored
-        if self.x.ndim == 1 or max(self.rows.longest, z // max(n, 1)) > SHORT_ROW:
+        if self.x.ndim == 1 or z > LONGEST_ROW or max(self.rows.longest, z // max(n, 1)) > SHORT_ROW:
             return False
         return (m + z) * self.x.shape[1] <= FEW_WARPS * ITEMS * COLUMNS
 

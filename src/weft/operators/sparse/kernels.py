@@ -264,7 +264,11 @@ def row_plans(offsets: Tensor, columns: Tensor, values: Tensor, b: Tensor) -> Pl
     config = dense_rows(b.device, b.dtype, bucket(k))
     tile = {"ROWS": min(config["ROWS"], bucket(m)), "BLOCK": min(config["BLOCK"], bucket(k))}
     # rows of a tile wait for its longest: fewer of them where there are few tiles
-    while tile["ROWS"] * tile["BLOCK"] > 256 and m * k < 4 * multiprocessors(b.device) * tile["ROWS"] * tile["BLOCK"]:
+    while (
+        tile["ROWS"] > 1
+        and tile["ROWS"] * tile["BLOCK"] > 256
+        and m * k < 4 * multiprocessors(b.device) * tile["ROWS"] * tile["BLOCK"]
+    ):
         tile["ROWS"] //= 2
     programs = triton.cdiv(m, tile["ROWS"]) * triton.cdiv(k, tile["BLOCK"])
     return Plan(rows_times_dense, (programs,), (m, k, *b.stride()), tile, config["num_warps"])
