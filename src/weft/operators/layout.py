@@ -25,6 +25,12 @@ def rows_of(x: torch.Tensor) -> tuple[int, int, int, int] | None:
     return m, n, n if row_stride is None else row_stride, column_stride
 
 
+def within_reach(x: torch.Tensor) -> bool:
+    """Whether x lies in rows of one stride whose columns a kernel can reach by 32-bit offsets."""
+    found = rows_of(x)
+    return found is not None and (found[1] - 1) * found[3] < 2**31
+
+
 def dense(x: torch.Tensor) -> bool:
     """Whether x's elements fill contiguous memory without gaps or overlaps, in any order of dimensions."""
     expected = 1

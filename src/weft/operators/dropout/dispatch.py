@@ -18,7 +18,7 @@ from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.dropout import kernels, norm_kernels
 from weft.operators.dropout.philox import GROUP
 from weft.operators.dropout.seeds import check_probability, scale_of, threshold_of
-from weft.operators.layout import rows_of, views
+from weft.operators.layout import rows_of, views, within_reach
 from weft.operators.normalization import ring
 from weft.operators.normalization.dispatch import BACKWARD as NORM_BACKWARD
 from weft.operators.normalization.dispatch import NormConfig, default_eps
@@ -107,7 +107,7 @@ class AddNormCall(Call):
 def unsupported(c: AddNormCall) -> str:
     if not c.threshold:
         return "nothing is dropped: add_rms_norm does it"
-    if rows_of(c.x) is None or rows_of(c.residual) is None:
+    if not (within_reach(c.x) and within_reach(c.residual)):
         return "the leading dimensions do not collapse into rows of one stride: a copy would be needed"
     return ""
 

@@ -93,7 +93,8 @@ def rows_plan(c: Sum) -> Plan:
 
 FORWARD = Dispatch(
     Sum, ON_CPU, TRACED, EMPTY,
-    Route("triton", lambda c: c.flat, "dense tensors in one order are one stretch of memory", flat_plan),
+    Route("triton", lambda c: c.flat, "dense tensors in one order are one stretch of memory", flat_plan,
+          lambda c: "" if c.flat else NO_ROWS),
     Route("triton", lambda c: True, "row-strided tensors", rows_plan, no_rows),
     Route("torch", lambda c: True, NO_ROWS),
 )  # fmt: skip

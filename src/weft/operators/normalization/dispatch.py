@@ -25,7 +25,7 @@ from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, flags, not_resident, pointer_aligned, resident, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
 from weft.operators.launch import Plans
-from weft.operators.layout import rows_of, views
+from weft.operators.layout import rows_of, views, within_reach
 from weft.operators.normalization import kernels, ring
 from weft.operators.normalization.kernels import with_copies
 from weft.operators.normalization.reference import normalised
@@ -159,7 +159,7 @@ def alike(x: Any, residual: Any, *weights: Any) -> tuple[Any, ...]:
 def no_rows(c: NormCall) -> str:
     """Why no kernel can read the tensors in place (an empty string when kernels can)."""
     for name, t in c.read:
-        if rows_of(t) is None:
+        if not within_reach(t):
             return (
                 f"the leading dimensions of '{name}' do not collapse into rows of one stride, so a copy would be needed"
             )

@@ -363,11 +363,9 @@ def gradient_views(c: Any) -> list[tuple[int, int, int, int]]:
 @with_copies
 def gradient_rows_launch(c: Any) -> SummedPlan:
     (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
-    config = backward_configuration(c.x.device, c.x.dtype, bucket(n))
-    each = config["PROGRAMS"]
-    if gradient_pieces(c) and bucket(n) in PIECES[c.x.element_size()]:
-        config = PIECES[c.x.element_size()][bucket(n)]
-        each = config["PROGRAMS"] - config["PROGRAMS"] // 4 * crowded(c, n)
+    pieces = PIECES[c.x.element_size()].get(bucket(n)) if gradient_pieces(c) else None
+    config = pieces or backward_configuration(c.x.device, c.x.dtype, bucket(n))
+    each = config["PROGRAMS"] - (config["PROGRAMS"] // 4 * crowded(c, n) if pieces else 0)
     programs = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.x.device) * each)
     tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n), **c.config.flags, "MORE": c.added}
     rows = Plan(gradient_rows, (programs,), (m, n, *x_s, *dy_s, *more_s, *dx_s, c.eps), tile, config["num_warps"])

@@ -25,6 +25,9 @@ def normalised(h: Tensor, weight: Any, bias: Tensor | None, eps: float, centered
 
 
 points = functools.partial(workloads, "MN")
+SHAPES = (  # that are verified
+    (1, 1), (3, 5), (2, 256), (37, 100), (5, 1000), (3, 2048), (1, 4097), (3, 8200), (2, 8201), (2, 33000), (19, 259),
+)  # fmt: skip
 
 
 def define(norm: Any, eps: float, **sets: list[Workload]) -> dict[str, Any]:
@@ -166,18 +169,7 @@ def define(norm: Any, eps: float, **sets: list[Workload]) -> dict[str, Any]:
         },
         "workloads": {
             "verify": [
-                *points(
-                    (1, 1),
-                    (3, 5),
-                    (2, 256),
-                    (37, 100),
-                    (5, 1000),
-                    (3, 2048),
-                    (1, 4097),
-                    (3, 8200),
-                    (2, 33000),
-                    (19, 259),
-                ),
+                *points(*SHAPES),
                 *points((0, 7), (7, 0)),
                 *(w for layout in LAYOUTS[1:] for w in points((9, 33), layout=layout)),
                 *points((9, 40), (9, 8192), weight=False),

@@ -430,7 +430,7 @@ def vector_tiling(v: AxisView, x: Tensor) -> tuple[AxisView, Tiling] | None:
     size = x.element_size()
     vector = 16 // size
     loose = v.n == 1 and size == 2 and v.N > 8192 and (v.unit() == 1 or not pointer_aligned(x))
-    if v.K > 1 or v.M == 1 or not 64 <= v.N < 2**30 or not (v.n == 2 or loose):
+    if v.K > 1 or v.M == 1 or v.N < 64 or v.N * v.n >= 2**31 - 2**16 or not (v.n == 2 or loose):
         return None
     apart, v = v.n, replace(v, N=(v.N - 1) * v.n + vector, n=1)
     lanes = vector * (4 if INTERPRETING else 32)  # elements of one vector of each lane

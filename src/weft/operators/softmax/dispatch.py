@@ -19,7 +19,7 @@ from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, flags, pointer_aligned, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import multiprocessors
-from weft.operators.layout import rows_of, views
+from weft.operators.layout import rows_of, views, within_reach
 from weft.operators.row_cluster import LONGEST, MAX_CLUSTER, RowCluster
 from weft.operators.row_cluster import REASON as CLUSTER
 from weft.operators.row_programs import LONG, ONE_PASS, WHOLE, lie_apart
@@ -60,7 +60,7 @@ class RowCall(Call):
     @property
     def copy_needed(self) -> str:
         """Why no kernel can read the tensors in place ("" when one can)."""
-        return ONE_STRIDE if None in [rows_of(t) for t in self.tensors] else ""
+        return "" if all(map(within_reach, self.tensors)) else ONE_STRIDE
 
     @property
     def strides(self) -> list[int]:
@@ -137,7 +137,7 @@ class SoftmaxCall(RowCall):
 
     @property
     def copy_needed(self) -> str:
-        return "" if rows_of(self.along) else ONE_STRIDE  # where x's dimensions collapse, the result's do too
+        return "" if within_reach(self.along) else ONE_STRIDE  # where x's dimensions collapse, the result's do too
 
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -99,7 +99,7 @@ class TransposeCall(Call):
     def narrow(self) -> bool:
         """Whether a column is one or two vectors of y, while rows of x begin anywhere."""
         m = self.matrices
-        return m.M * self.x.element_size() in (16, 32) and m.M * m.N < 2**31 and no_vectors(self) != ""
+        return m.M * self.x.element_size() in (16, 32) and m.M * m.N < 2**31 - 2**11 and no_vectors(self) != ""
 
     @property
     def size_class(self) -> int:
