@@ -67,6 +67,10 @@ class Sum(Call):
         return self.x.stride() == self.y.stride() and dense(self.x)
 
 
+def not_flat(c: Sum) -> str:
+    return "" if c.flat else "of several strides"
+
+
 def no_rows(c: Sum) -> str:
     return NO_ROWS if laid_out(c.x, c.y, torch.empty_like(c.x, device="meta")) is None else ""
 
@@ -93,8 +97,7 @@ def rows_plan(c: Sum) -> Plan:
 
 FORWARD = Dispatch(
     Sum, ON_CPU, TRACED, EMPTY,
-    Route("triton", lambda c: c.flat, "dense tensors in one order are one stretch of memory", flat_plan,
-          lambda c: "" if c.flat else NO_ROWS),
+    Route("triton", lambda c: True, "dense tensors in one order are one stretch of memory", flat_plan, not_flat),
     Route("triton", lambda c: True, "row-strided tensors", rows_plan, no_rows),
     Route("torch", lambda c: True, NO_ROWS),
 )  # fmt: skip
