@@ -140,6 +140,7 @@ class Arguments:
         """Dtypes, shapes and strides."""
         _, grads, *_ = self.lists.values()
         yield map(DEVICE, grads)  # its memory may be elsewhere at every step
+        yield map(Tensor.is_neg, grads)
         for tensors in (*self.lists.values(), self.steps or (), *self.scales.values()):
             yield from (map(form, tensors) for form in FORM)
 
