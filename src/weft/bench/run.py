@@ -248,8 +248,9 @@ def run_random(
     measured = random_points.measure(points, number, lambda some: measure_points(bench, some, chosen, note, jobs=jobs))
     if missing := len({*map(random_points.key_of, points)}) - len(measured):
         note.print(f"{missing} points have no ratio: a call failed or was wrong, or no peer took it")
-    for m in measured if saver else ():
-        saver(m)  # type: ignore[misc]
+    if saver:
+        for m in measured:
+            saver(m)
     return measured
 
 

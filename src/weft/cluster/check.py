@@ -8,6 +8,7 @@ from weft.cluster.model import WHOLE, Cluster, Jobs
 from weft.words import count
 
 QUANTILES = {"least": 0.0, "p50": 0.5, "p95": 0.95, "most": 1.0}
+NO_ESTIMATES = "no estimates: backfilling, sjf, srsf and srtf know the true durations"
 LISTED = 5  # tenants and types, by name
 
 
@@ -15,7 +16,7 @@ def assumptions(jobs: Jobs) -> list[str]:
     """What a simulation takes for granted where the trace says nothing, a sentence each."""
     found = []
     if np.array_equal(jobs.estimate, jobs.duration):
-        found.append("no estimates: backfilling, sjf, srsf and srtf know the true durations")
+        found.append(NO_ESTIMATES)
     if len(jobs.tenants) < 2:
         found.append("no more than one tenant")
     if undivided := int(((jobs.pods == 0) & (jobs.gpus > 1)).sum()):

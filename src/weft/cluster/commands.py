@@ -231,7 +231,7 @@ def check(
         from weft.cluster.check import check as run
 
     options = format_options(format, option or [], columns)
-    made = cluster_of(nodes, gpu_memory, cluster) if nodes or cluster else None
+    made = cluster_of(nodes, gpu_memory, cluster) if nodes or cluster or gpu_memory else None
     with _progress(f"reading {path.name}", as_json):
         found = run(jobs_of(path, format, options, where, limit), made)
     if as_json:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from weft.cluster.check import LISTED, QUANTILES
+from weft.cluster.check import LISTED, NO_ESTIMATES, QUANTILES
 from weft.cluster.comparison import SAME_SECOND, SEEDS, TIES, Compared
 from weft.words import count, period
 
@@ -312,9 +312,9 @@ def _unvalidated(every: Sequence[dict[str, Any]]) -> str:
 
 
 def _foreseen(found: dict[str, Any]) -> str:
-    """That a policy knew what nobody knows, where it did."""
+    """That a policy used the true durations, where it did."""
     uses = found["order"].endswith(("-easy", "-conservative")) or found["order"].startswith(BY_ESTIMATE)
-    return next((text for text in found["assumed"] if uses and text.startswith("no estimates")), "")
+    return NO_ESTIMATES if uses and NO_ESTIMATES in found["assumed"] else ""
 
 
 def _say(out: Console, text: str) -> None:

@@ -53,7 +53,7 @@ def page(results: Sequence[Result], title: str = "", trace: str = "") -> str:
 
 def _about(result: Result, trace: str) -> list[str]:
     """Which trace and cluster, and when; and what is assumed of them."""
-    from weft.cluster.check import assumptions
+    from weft.cluster.check import NO_ESTIMATES, assumptions
 
     jobs, cluster = result.jobs, result.cluster
     over = time_axis.text(float(np.ptp(jobs.submit))) if len(jobs) else NONE
@@ -61,7 +61,7 @@ def _about(result: Result, trace: str) -> list[str]:
         f"{trace or 'trace'}: {count(len(jobs), 'job')}, submitted over {over}",
         f"cluster: {count(len(cluster), 'node')}, {count(cluster.total_gpus, 'GPU')}",
         f"simulated on {datetime.date.today().isoformat()}",
-        *(text for text in assumptions(jobs) if text.startswith("no estimates")),
+        *(text for text in assumptions(jobs) if text == NO_ESTIMATES),
     ]
 
 

@@ -18,6 +18,7 @@ import copy
 import dataclasses
 import inspect
 import math
+from collections.abc import Callable
 
 from weft.cluster.model import WHOLE
 from weft.cluster.order import FALLING, FIXED, FREE, RUNNING_FIRST, Preemption
@@ -224,29 +225,31 @@ def spare(sim: State, job: Job, pieces: list[Piece], nodes: list[Node], evicted:
     """The victims of a gang that are needed, the most important first: a later one may leave nodes for all its pieces."""
     if len(pieces) < 2 or len(evicted) < 2:
         return evicted
-    needed: list[Job] = []
-    for victim in evicted:
-        placed, random = job.placed, sim.random
+    return [victim for victim in evicted if not goes_on(sim, job, victim, lambda piece, _: sim.choose(piece, nodes))]
+
+
+def goes_on(sim: State, job: Job, victim: Job, choose: Callable[[Piece, Node], Node | None]) -> bool:
+    """Whether an evicted job goes on where it was while the job that evicted it takes, for each piece on a node, the one that
+    ``choose`` gives; if not, nothing has changed."""
+    placed, random = job.placed, sim.random
+    job.release()
+    if put_back(sim, victim):
+        job.placed = []
+        for node, piece, _ in placed:
+            if (other := choose(piece, node)) is None:
+                break
+            on = sim.pick(other, piece)
+            other.take(piece, job.id, on)
+            job.placed.append((other, piece, on))
+        if len(job.placed) == len(placed):
+            return True
         job.release()
-        if put_back(sim, victim):
-            job.placed = []
-            for piece in pieces:
-                node = sim.choose(piece, nodes)
-                if node is None:
-                    break
-                on = sim.pick(node, piece)
-                node.take(piece, job.id, on)
-                job.placed.append((node, piece, on))
-            if len(job.placed) == len(pieces):
-                continue
-            job.release()
-            victim.release()
-            victim.state = "evicted"
-        for node, piece, on in placed:
-            node.take(piece, job.id, on)
-        job.placed, sim.random = placed, random
-        needed.append(victim)
-    return needed
+        victim.release()
+        victim.state = "evicted"
+    for node, piece, on in placed:
+        node.take(piece, job.id, on)
+    job.placed, sim.random = placed, random
+    return False
 
 
 def roll_back(sim: State, job: Job, evicted: list[Job], random: int) -> None:
@@ -283,27 +286,7 @@ def put_back(sim: State, victim: Job) -> bool:
 
 def exchange_gpus(sim: State, job: Job, victim: Job) -> bool:
     """Whether an evicted job has its own GPUs again when the job that evicted it takes others of the same nodes."""
-    if not sim.detailed:
-        return False
-    placed, random = job.placed, sim.random
-    job.release()
-    if put_back(sim, victim):
-        job.placed = []
-        for node, piece, _ in placed:
-            if not node.fits(piece):
-                break
-            on = sim.pick(node, piece)
-            node.take(piece, job.id, on)
-            job.placed.append((node, piece, on))
-        if len(job.placed) == len(placed):
-            return True
-        job.release()
-        victim.release()
-        victim.state = "evicted"
-    for node, piece, on in placed:
-        node.take(piece, job.id, on)
-    job.placed, sim.random = placed, random
-    return False
+    return sim.detailed and goes_on(sim, job, victim, lambda piece, node: node if node.fits(piece) else None)
 
 
 # ---- starting and stopping -------------------------------------------------------------------------------------------

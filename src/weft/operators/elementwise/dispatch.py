@@ -88,13 +88,13 @@ def laid_out(*tensors: Tensor) -> tuple[int, int, tuple[int, ...]] | None:
     first = tensors[0]
     if dense(first) and all(t.stride() == first.stride() for t in tensors):
         return 1, first.numel(), (0, 1) * len(tensors)
-    found = [rows_of(t) for t in tensors]
-    if None in found:
+    found = [view for view in map(rows_of, tensors) if view is not None]
+    if len(found) < len(tensors):
         return None
-    m, n = found[0][:2]  # type: ignore[index]
-    if m == 1 or all(row == n * col for _, _, row, col in found):  # type: ignore[misc]
-        return 1, m * n, tuple(stride for view in found for stride in (0, view[3]))  # type: ignore[index]
-    return m, n, tuple(stride for view in found for stride in view[2:])  # type: ignore[index]
+    m, n = found[0][:2]
+    if m == 1 or all(row == n * col for _, _, row, col in found):
+        return 1, m * n, tuple(stride for view in found for stride in (0, view[3]))
+    return m, n, tuple(stride for view in found for stride in view[2:])
 
 
 def turned(m: int, n: int, strides: tuple[int, ...]) -> tuple[int, int, tuple[int, ...]]:
