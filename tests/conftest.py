@@ -49,6 +49,11 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="a long run: make test-all has it"))
 
 
+def pytest_collection_finish():
+    if DEVICE == "cpu" and "triton" in sys.modules:
+        import quick_interpreter  # noqa: F401
+
+
 @pytest.fixture
 def device() -> str:
     return DEVICE
