@@ -85,4 +85,5 @@ def process(rank: int, place: str) -> None:
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(process, (sys.argv[1],), nprocs=2)
+    # forked, they need not import everything again
+    torch.multiprocessing.start_processes(process, (sys.argv[1],), 2, start_method="fork")

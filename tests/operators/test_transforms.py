@@ -93,7 +93,7 @@ def test_a_batch_is_found_in_a_thread_that_does_not_know_of_it():
 
 def test_dtensors_are_taken_or_refused_by_name(tmp_path):
     script = str(ROOT / "tests/operators/sharded_operators.py")
-    done = python(script, str(tmp_path / "meeting"), timeout=300, TRITON_INTERPRET="1")
+    done = python(script, str(tmp_path / "meeting"), timeout=300, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
 
 

@@ -306,4 +306,7 @@ def leave(store, rank, processes):
 
 if __name__ == "__main__":
     case, processes, place = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    torch.multiprocessing.spawn(process, (DEVICE, case, processes, place), nprocs=processes)
+    if "TRITON_INTERPRET" in os.environ:
+        import quick_interpreter  # noqa: F401
+    how = "fork" if DEVICE == "cpu" else "spawn"  # forked, they need not import everything again
+    torch.multiprocessing.start_processes(process, (DEVICE, case, processes, place), processes, start_method=how)

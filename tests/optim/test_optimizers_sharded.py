@@ -11,6 +11,7 @@ from weft.optim.muon_sharding import rows_at
 
 def run(case, processes, place, device="cpu", **variables):
     script = str(ROOT / "tests/optim/sharded_optimizers.py")
+    variables["OMP_NUM_THREADS"] = "1"  # Python warns about a process with threads that is forked
     printed("-W", "error", script, case, str(processes), str(place / "meeting"), device, timeout=480, **variables)
 
 
