@@ -30,6 +30,18 @@ def random_jobs(count: int, seed: int = 0) -> Jobs:
     return Jobs(submit, duration, gpus, tenant=tenant, types=types, **words)
 
 
+def random_quota(g: np.random.Generator) -> Quota:
+    """Of GPUs, and by chance of cores and memory."""
+
+    def limits(nominal: list[float], unit: float) -> list[float]:
+        own, lent = float(g.choice(nominal)) * unit, float(g.choice([0, 1, 4]))
+        return [own, float(g.choice([0, 1, 4, np.inf])) * unit, min(own, lent) if g.random() < 0.5 else np.inf]
+
+    more = {"cpu": 1.0, "memory_gb": 4.0}
+    chosen = {name: Quota(*limits([2, 4, 16], unit)) for name, unit in more.items() if g.random() < 0.3}
+    return Quota(*limits([0, 2.5, 4, 8, 16], 1.0), **chosen)
+
+
 def random_case(seed: int) -> tuple[Jobs, Cluster, dict[str, Any]]:
     """Jobs, a cluster and a policy: by turns of any order, of one that takes quotas, and of one that preempts."""
     g = np.random.default_rng(seed)
@@ -64,6 +76,5 @@ def random_case(seed: int) -> tuple[Jobs, Cluster, dict[str, Any]]:
     if order.removesuffix("-skip") in SHARED:
         policy["weights"] = {name: float(g.choice([0.5, 1, 2, 3])) for name in "abc" if g.random() < 0.7}
     if seed % 3 == 1:
-        limits = [0, 2.5, 4, 8, 16], [0, 1, 4, np.inf]
-        policy["quotas"] = {name: Quota(*(float(g.choice(of)) for of in limits)) for name in "abc*" if g.random() < 0.7}
+        policy["quotas"] = {name: random_quota(g) for name in "abc*" if g.random() < 0.7}
     return jobs, Cluster.of(groups), policy

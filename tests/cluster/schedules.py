@@ -99,12 +99,12 @@ def waits(result, j: int) -> dict[str, float]:
     return {reason: seconds for reason, seconds in zip(REASONS, result.waited[j].tolist(), strict=True) if seconds}
 
 
-def held_over_time(result):
-    """Moments [M], and the thousandths of GPUs that each tenant holds from each of them on [M, T]."""
+def held_over_time(result, resource: str = "gpus"):
+    """Moments [M], and the thousandths of GPUs (or cores, or MiB) that each tenant holds from each of them on [M, T]."""
     jobs, ran = result.jobs, np.flatnonzero(result.ran & (result.jobs.duration > 0))
     moments = np.unique(np.concatenate([result.start[ran], result.end[ran]]))
     held = np.zeros((len(moments) + 1, len(jobs.tenants)), np.int64)
-    asked = (jobs.gpus * jobs.milli)[ran]
+    asked = {"gpus": jobs.gpus * jobs.milli, "cpu": jobs.cpu, "memory_gb": jobs.memory}[resource][ran]
     np.add.at(held, (np.searchsorted(moments, result.start[ran]), jobs.tenant[ran]), asked)
     np.add.at(held, (np.searchsorted(moments, result.end[ran]), jobs.tenant[ran]), -asked)
     return moments, held.cumsum(axis=0)[:-1]
@@ -115,10 +115,20 @@ def check_quotas(result) -> None:
     if not result.quotas:
         assert not waited_for(result, "quota").any()
         return
-    _, held = held_over_time(result)
     each = [result.quotas.get(name, result.quotas.get("*", Quota(0))) for name in result.jobs.tenants]
-    assert (held.sum(axis=1) <= sum(quota.nominal for quota in each) * 1000).all()
-    assert (held <= [(quota.nominal + quota.borrowing_limit) * 1000 for quota in each]).all()
+    for resource, unit in (("gpus", 1000), ("cpu", 1000), ("memory_gb", 1024)):
+        if resource != "gpus" and not any(getattr(quota, resource) for quota in result.quotas.values()):
+            continue
+        of = [quota if resource == "gpus" else getattr(quota, resource) or Quota(0) for quota in each]
+        _, held = held_over_time(result, resource)
+        nominal, borrowed, lent = (
+            np.array([(q.nominal, q.borrowing_limit, min(q.lending_limit, q.nominal)) for q in of]).T * unit
+        )
+        assert (held <= nominal + borrowed).all() and (held.sum(axis=1) <= nominal.sum()).all()
+        for t in range(len(each)):  # what a tenant does not lend is free for it
+            others = held.sum(axis=1) - held[:, t]
+            assert (others <= nominal.sum() - nominal[t] + lent[t]).all()
+        assert (np.maximum(held - (nominal - lent), 0).sum(axis=1) <= lent.sum()).all()
 
 
 def largest_accepted(jobs: Jobs, j: int, cluster: Cluster) -> int:

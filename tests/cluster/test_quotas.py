@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from schedules import jobs_of
@@ -40,12 +41,14 @@ def test_quota_texts():
     assert quotas_of.parse("team-a=32, team-b=16:8,*=0.5:0") == {
         "team-a": Quota(32), "team-b": Quota(16, 8), "*": Quota(0.5, 0),
     }  # fmt: skip
+    assert quotas_of.parse("a=16:8:4,b=16::0") == {"a": Quota(16, 8, 4), "b": Quota(16, lending_limit=0)}
     assert quotas_of.parse_weights("a=2,b=x=0.5") == {"a": 2, "b=x": 0.5}
 
 
 @pytest.mark.parametrize(("text", "words"), [
     ("a=x", "the quota of tenant 'a' is 'x'; expected GPUs, or GPUs:BORROWED"),
-    ("a=1:2:3", "the quota of tenant 'a' is '2:3'"),
+    ("a=1:2:3:4", "the quota of tenant 'a' is '3:4'"), ("a=4:", "the quota of tenant 'a' is ''"),
+    ("a=4::5", "tenant 'a': the lending limit is 5.0; expected GPUs, 0 to the nominal quota, 4"),
     ("a=-1", "tenant 'a': the nominal quota is -1.0; expected GPUs, 0 or more"),
     ("a=nan", "tenant 'a': the nominal quota is nan"), ("a=4:-1", "tenant 'a': the borrowing limit is -1.0"),
     ("a=4:nan", "tenant 'a': the borrowing limit is nan"), ("a=4,a=5", "names tenant 'a' twice"),
@@ -67,6 +70,9 @@ def test_a_malformed_quota_is_refused(text, words):
     ("quotas:\n- tenant: a\n  nominal: 3\n  borrowing_limit: many\n", ":4", "borrowing_limit is 'many'"),
     ("quotas:\n- tenant: a\n  nominal: 3\n  borowing_limit: 3\n", ":4", "did you mean 'borrowing_limit'?"),
     ("quotas:\n- tenant: a\n  nominal: 3\n- tenant: a\n  nominal: 4\n", ":4", "tenant 'a' already exists"),
+    ("quotas:\n- tenant: a\n  nominal: 3\n  lending_limit: 4\n", ":4", "the lending limit is 4.0; expected GPUs, 0 to"),
+    ("quotas:\n- tenant: a\n  nominal: 3\n  cpu: {borrowing_limit: 4}\n", ":4", "nominal is missing"),
+    ("quotas:\n- tenant: a\n  nominal: 3\n  cpu: many\n", ":4", "nominal is 'many'; expected cpu, 0 or more"),
     ("quotas:\n- tenant: [a]\n  nominal: 3\n", ":2", "tenant is no name"),
 ])  # fmt: skip
 def test_a_malformed_quota_file_is_refused_with_its_line(tmp_path, text, line, words):
@@ -75,6 +81,18 @@ def test_a_malformed_quota_file_is_refused_with_its_line(tmp_path, text, line, w
     path.write_text(text)
     with pytest.raises(ValueError, match=re.escape(f"quota.yaml{line}: ") + ".*" + re.escape(words)):
         quotas_of.given(str(path))
+
+
+def test_a_quota_file_of_several_resources(write):
+    pytest.importorskip("yaml")
+    text = (
+        "quotas:\n- {tenant: a, nominal: 4, lending_limit: 1, cpu: 32, memory_gb: {nominal: 64, borrowing_limit: 8}}\n"
+    )
+    assert quotas_of.load(Path(write("q.yaml", text))) == {
+        "a": Quota(4, lending_limit=1, cpu=Quota(32), memory_gb=Quota(64, 8))
+    }
+    with pytest.raises(ValueError, match=r"cpu is 4; expected a Quota of nothing else, such as Quota\(64\)"):
+        Quota(4, cpu=4)
 
 
 @pytest.fixture
@@ -87,7 +105,8 @@ def test_weights_and_quotas_on_the_command_line(weft, trace):
     code, out, _ = weft(*trace, "--order", "fair-share-skip", "--weights", "a=4,b=1", "--quota", "a=4:0,*=4", "--json")
     found = json.loads(out)
     assert code == 0 and found["weights"] == {"a": 4, "b": 1}
-    assert found["quotas"] == {"a": {"nominal": 4, "borrowing_limit": 0}, "*": {"nominal": 4, "borrowing_limit": None}}
+    limits = {"borrowing_limit": None, "lending_limit": None}
+    assert found["quotas"] == {"a": limits | {"nominal": 4, "borrowing_limit": 0}, "*": limits | {"nominal": 4}}
     assert found["wait_reasons"]["quota"] == 20 == sum(found["wait_reasons"].values())
     assert found["by_tenant"]["a"]["queueing"]["mean"] == 5 and not found["validated"]["order"]
     code, out, _ = weft(*trace, "--order", "fifo", "--quota", "a=8,b=0")
@@ -107,7 +126,7 @@ def test_a_quota_file_on_the_command_line(weft, trace, write):
     code, out, _ = weft(*words, "--quota", quota, "--processes", 1, "--json")
     every = [each["summary"] for each in json.loads(out)["policies"]]
     assert code == 0 and {each["order"] for each in every} == {"fifo-skip", "fair-share-skip"}
-    assert all(each["quotas"]["a"] == {"nominal": 4, "borrowing_limit": 0} for each in every)
+    assert all(each["quotas"]["a"] == {"nominal": 4, "borrowing_limit": 0, "lending_limit": None} for each in every)
     assert [each["weights"] for each in every if each["order"] == "fair-share-skip"] == [{"b": 9}]
 
 

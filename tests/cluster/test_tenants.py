@@ -66,6 +66,8 @@ COHORT = {"team-a": Quota(9), "team-b": Quota(12)}
     (COHORT, 21, ""),  # what b does not use a borrows
     (COHORT | {"team-a": Quota(9, 1)}, 10, ""),  # up to its borrowing limit
     (COHORT | {"team-a": Quota(9, 0)}, 9, ""),
+    (COHORT | {"team-b": Quota(12, lending_limit=1)}, 10, ""),  # what b lends of its own: Kueue's own example
+    (COHORT | {"team-b": Quota(12, lending_limit=0)}, 9, ""),
     ({"team-b": Quota(12)}, 12, ""),  # a tenant without a quota has none of its own and borrows
     ({"team-b": Quota(12), "*": Quota(0, 0)}, 0, "it needs 1 GPU, and the quota of tenant 'team-a' is 0"),
 ])  # fmt: skip
@@ -88,6 +90,45 @@ def test_a_job_that_a_quota_holds_keeps_only_its_own_tenant_waiting():
     skip = both(jobs_of(*rows), Cluster.parse("2x10"), "fifo-skip", quotas=quotas)
     assert skip.start.tolist() == [0, 10, 2, 3, 11, 5]
     assert waits(skip, 4) == {"capacity": 7}  # b's quota admits 18, and 16 are free
+
+
+def test_what_a_tenant_does_not_lend_is_free_for_it():
+    rows = [*[("a", 0, 20, 1)] * 30, ("b", 1, 20, 11), ("b", 2, 20, 1), ("a", 3, 1, 11)]
+    for order in ("fifo", "fifo-skip", "fair-share-skip"):
+        result = both(jobs_of(*rows), Cluster.parse("4x8"), order, quotas={"a": Quota(9), "b": Quota(12, 0, 1)})
+        assert (result.start == 0).sum() == 10 and result.start[30:32].tolist() == [1, 20]  # b's last one was lent
+        lacks = "it needs 11 GPUs, and tenant 'a' never has more than 10, with all that others lend"
+        assert waits(result, 31) == {"quota": 18} and result.unschedulable == {32: lacks}
+
+
+def test_a_job_starts_if_the_quotas_of_all_resources_admit_it():
+    """Of a's 8 GPUs two are used at once, by its 8 cores; b has no cores of its own and borrows the 4 that a lends."""
+    quotas = {"a": Quota(8, 0, cpu=Quota(8, 0, 4), memory_gb=Quota(40)), "b": Quota(8)}
+    rows = [*[("a", 0, 10, 1)] * 3, ("b", 1, 30, 1), ("a", 2, 5, 0), ("b", 3, 5, 1), ("b", 4, 5, 0), ("a", 5, 1, 1)]
+    columns = {"cpu": [4000] * 6 + [0, 9000], "memory": [0] * 6 + [41 * 1024, 0]}
+    never = {6: "it needs 41 GB of memory, and the quotas of all tenants together are 40",
+             7: "it needs 9 cores, and the quotas of all tenants together are 8"}  # fmt: skip
+    for order in ("fifo", "fifo-skip"):
+        result = both(
+            jobs_of(*rows, **columns), Cluster.of([NodeGroup(2, 8, cpu=32, memory_gb=64)]), order, quotas=quotas
+        )
+        assert result.unschedulable == never and waits(result, 2) == {"quota": 10}
+        assert result.start[:6].tolist() == [0, 0, 10, 15, 10, 45]
+
+
+@pytest.mark.parametrize(("quotas", "rows", "strict", "skip"), [
+    # a's head needs 4 of 3 that are free, and would borrow: all 4 are kept, and c does not start
+    ({"a": Quota(8), "b": Quota(8), "c": Quota(0)}, [("a", 0, 10, 6), ("b", 0, 20, 7), ("a", 1, 9, 4), ("c", 2, 9, 1)], 10, 2),
+    # for a's head 2 are kept, up to its limit; c's fits beside the running jobs alone, so nothing is kept for it
+    ({"a": Quota(8, 0), "b": Quota(4), "c": Quota(4), "d": Quota(0)},
+     [("a", 0, 10, 6), ("b", 0, 20, 5), ("c", 0, 20, 2), ("a", 1, 9, 4), ("c", 2, 9, 3), ("d", 3, 9, 1)], 3, 10),
+    # a's head needs more than a's nominal quota: nothing is kept
+    ({"a": Quota(4), "b": Quota(12), "c": Quota(0)}, [("b", 0, 10, 12), ("a", 1, 9, 5), ("c", 2, 9, 1)], 2, 2),
+])  # fmt: skip
+def test_strict_what_a_waiting_head_lacks_is_kept_for_it(quotas, rows, strict, skip):
+    """As Kueue's StrictFIFO; the last job's start."""
+    for order, start in (("fifo", strict), ("fifo-skip", skip)):
+        assert both(jobs_of(*rows), Cluster.parse("2x8"), order, "counted", quotas=quotas).start[-1] == start
 
 
 def test_a_job_that_a_quota_can_never_admit_is_reported():
@@ -195,6 +236,21 @@ HALVES = {"a": Quota(8), "b": Quota(8)}
 def test_quota_is_reclaimed(rows, more, expected):
     result = reclaim(jobs_of(*rows), HALVES, **more)
     assert {name: getattr(result, name).tolist() for name in expected} == expected
+
+
+def test_only_what_is_lent_is_borrowed_and_reclaimed():
+    """Of b's 8 a may borrow 4. b's first job needs none of these; its second takes them back."""
+    rows = [("a", 0, 100, 4)] * 3 + [("a", 1, 100, 4), ("b", 10, 20, 4), ("b", 11, 20, 4)]
+    result = reclaim(jobs_of(*rows), {"a": Quota(8), "b": Quota(8, lending_limit=4)})
+    assert result.start.tolist() == [0, 0, 0, 100, 10, 11] and result.stops.tolist() == [0, 0, 1, 0, 0, 0]
+    assert result.end.tolist() == [100, 100, 30 + 89, 200, 30, 31]
+
+
+def test_of_several_resources_what_is_lacking_is_reclaimed():
+    """b lacks cores: the job of a that holds borrowed cores is stopped, not the one started last, which borrows GPUs."""
+    jobs = jobs_of(("a", 0, 50, 4), ("a", 1, 50, 4), ("a", 2, 50, 4), ("b", 10, 5, 1), cpu=[4000, 8000, 0, 4000])
+    result = reclaim(jobs, {name: Quota(8, cpu=Quota(6)) for name in "ab"})
+    assert result.stops.tolist() == [0, 1, 0, 0] and result.start[3] == 10
 
 
 def test_a_tenant_below_its_quota_after_a_preemption_goes_before_those_that_borrow():

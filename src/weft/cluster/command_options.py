@@ -48,8 +48,9 @@ Quotas = Annotated[
     str,
     typer.Option(
         "--quota",
-        metavar="TENANT=GPUS[:BORROWED],…|FILE",
-        help="nominal quota of each tenant in GPUs, and how many more it may borrow: team-a=32,team-b=16:8,*=0; or a YAML file",
+        metavar="TENANT=GPUS[:BORROWED[:LENT]],…|FILE",
+        help="nominal quota of each tenant in GPUs, how many more it may borrow, and how many of its own it may lend: "
+        "team-a=32,team-b=16:8:4,*=0; or a YAML file, also with cores and memory",
     ),
 ]
 Pictures = Annotated[Path | None, typer.Option(metavar="FILE", help="a page .html, or an overview .png or .svg")]

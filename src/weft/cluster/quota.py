@@ -1,13 +1,15 @@
-"""Quotas of GPUs with borrowing, as Kueue's ClusterQueues in one cohort, and weights of tenants.
+"""Quotas with borrowing and lending, as Kueue's ClusterQueues in one cohort, and weights of tenants.
 
-A tenant may hold its *nominal* GPUs, and borrow up to its *borrowing limit* more. All tenants of the cohort together
-never hold more than the sum of their nominal quotas: what one of them borrows, another does not use. Jobs within the
-nominal quota come before jobs that borrow; otherwise the queue's order counts.
+A tenant may hold its *nominal* GPUs, and borrow up to its *borrowing limit* more. Of its nominal quota the others may
+borrow up to its *lending limit*; the rest is *reserved* for it. All tenants together never hold more of the *pool* of
+what is lent than there is of it, where a tenant's use counts beyond what is reserved for it. Quotas of cores and memory
+are alike: a job starts only if all of them admit it. Jobs within the nominal quotas come before jobs that borrow;
+otherwise the queue's order counts.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,55 +24,80 @@ from weft.definition import UnknownName
 from weft.words import count
 
 OTHERS = "*"  # names the quota of every tenant that is not named
-KEYS = ("tenant", "nominal", "borrowing_limit")
+LIMITS = ("nominal", "borrowing_limit", "lending_limit")
+RESOURCES = ("gpus", "cpu", "memory_gb")
+UNITS = {"gpus": WHOLE, "cpu": WHOLE, "memory_gb": 1024}  # thousandths of GPUs and of cores, MiB
+KEYS = ("tenant", *LIMITS, *RESOURCES[1:])
 NO_TENANTS: Mapping[str, Any] = MappingProxyType({})
-UNLIMITED = 1 << 62
 MOST = 1e12  # GPUs; thousandths of it are still whole numbers of 64 bits
-EXAMPLE = "team-a=32,team-b=16:8"
+EXAMPLE = "team-a=32,team-b=16:8:4"
 
 
 @dataclass(frozen=True)
 class Quota:
-    """How many GPUs a tenant may hold.
+    """How many GPUs a tenant may hold, and how many cores and how much memory.
 
     Args:
         nominal: GPUs that are its own.
         borrowing_limit: GPUs of others that it may hold as well while they are free; unlimited by default.
+        lending_limit: of its own, GPUs that others may borrow; all by default.
+        cpu: the same of cores; without one, and where another tenant has one, 0 and it may borrow.
+        memory_gb: the same of main memory in GB.
 
     Raises:
-        ValueError: less than 0, or no number.
+        ValueError: less than 0, or no number; more lent than it has; a quota of cores with one of memory in it.
     """
 
     nominal: float
     borrowing_limit: float = math.inf
+    lending_limit: float = math.inf
+    cpu: "Quota | None" = None
+    memory_gb: "Quota | None" = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.nominal < MOST:
             raise ValueError(f"the nominal quota is {self.nominal}; expected GPUs, 0 or more")
         if not self.borrowing_limit >= 0:  # NaN neither
             raise ValueError(f"the borrowing limit is {self.borrowing_limit}; expected GPUs, 0 or more")
+        if not (0 <= self.lending_limit <= self.nominal or self.lending_limit == math.inf):
+            raise ValueError(
+                f"the lending limit is {self.lending_limit}; expected GPUs, 0 to the nominal quota, {self.nominal:g}"
+            )
+        for name in RESOURCES[1:]:
+            of = getattr(self, name)
+            if of is not None and (not isinstance(of, Quota) or of.cpu or of.memory_gb):
+                raise ValueError(f"{name} is {of!r}; expected a Quota of nothing else, such as Quota(64)")
 
-    def as_json(self) -> dict[str, float | None]:
-        return {
-            "nominal": self.nominal,
-            "borrowing_limit": self.borrowing_limit if self.borrowing_limit < math.inf else None,
-        }
+    def of(self, resource: str) -> "Quota":
+        """The quota of one of RESOURCES."""
+        return self if resource == RESOURCES[0] else getattr(self, resource) or NOTHING_OWN
+
+    def as_json(self) -> dict[str, Any]:
+        found = {name: value if (value := getattr(self, name)) < math.inf else None for name in LIMITS}
+        return found | {name: of.as_json() for name in RESOURCES[1:] if (of := getattr(self, name))}
+
+
+NOTHING_OWN = Quota(0.0)  # and may borrow
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Quotas in thousandths of GPUs.
+    """Quotas of T tenants in whole numbers: thousandths of GPUs and cores, MiB.
 
     Args:
-        nominal: of each tenant, [T].
-        limit: the same with what it may borrow, [T].
-        cohort: of all tenants.
+        resources: those of RESOURCES that have quotas, R of them.
+        nominal: what is each tenant's own, [T, R].
+        reserved: what it does not lend, [T, R].
+        limit: what it may hold with what it may borrow, [T, R].
+        pool: what all lend together, [R].
         quotas: of each, [T].
     """
 
+    resources: tuple[str, ...]
     nominal: NDArray[np.int64]
+    reserved: NDArray[np.int64]
     limit: NDArray[np.int64]
-    cohort: int
+    pool: NDArray[np.int64]
     quotas: Sequence[Quota]
 
     @classmethod
@@ -81,61 +108,59 @@ class Limits:
         Raises:
             UnknownName: a quota of a tenant that the trace does not name.
         """
-        if not quotas:
-            without = np.full(len(jobs.tenants), UNLIMITED)
-            return cls(without, without, UNLIMITED, ())
         _known(quotas, jobs, OTHERS)
-        others = quotas.get(OTHERS, Quota(0.0))
-        each = [quotas.get(name, others) for name in jobs.tenants]
-        nominal = np.array([round(q.nominal * WHOLE) for q in each], np.int64)
-        cohort = int(nominal.sum())
-        borrowed = [round(min(q.borrowing_limit * WHOLE, cohort)) for q in each]
-        return cls(nominal, np.minimum(nominal + np.array(borrowed, np.int64), cohort), cohort, each)
+        return cls.of_tenants(quotas, jobs.tenants)
+
+    @classmethod
+    def of_tenants(cls, quotas: Mapping[str, Quota], tenants: Sequence[str]) -> "Limits":
+        """The same for tenants by name."""
+        stated = [name for name in RESOURCES[1:] if any(getattr(quota, name) for quota in quotas.values())]
+        resources = (RESOURCES[0], *stated) if quotas else ()
+        each = [quotas.get(name, quotas.get(OTHERS, NOTHING_OWN)) for name in tenants]
+        shape = len(each), len(resources)
+        nominal, borrowed, lent = np.zeros((3, *shape), np.int64)
+        for r, resource in enumerate(resources):
+            unit, of = UNITS[resource], [quota.of(resource) for quota in each]
+            nominal[:, r] = [round(quota.nominal * unit) for quota in of]
+            total = int(nominal[:, r].sum())
+            lent[:, r] = [round(min(quota.lending_limit, quota.nominal) * unit) for quota in of]
+            borrowed[:, r] = [round(min(quota.borrowing_limit * unit, total)) for quota in of]
+        reserved, pool = nominal - lent, lent.sum(axis=0)
+        return cls(resources, nominal, reserved, np.minimum(nominal + borrowed, reserved + pool), pool, each)
+
+    def requested(self, jobs: Jobs) -> NDArray[np.int64]:
+        """What each job requests of the resources, [J, R]."""
+        columns = {"gpus": jobs.gpus * jobs.milli, "cpu": jobs.cpu, "memory_gb": jobs.memory}
+        rows = [columns[name] for name in self.resources]
+        return np.stack(rows, axis=1) if rows else np.zeros((len(jobs), 0), np.int64)
 
     def never_admitted(self, jobs: Jobs) -> dict[int, str]:
         """The jobs that can never be admitted, and why."""
-        over = np.flatnonzero(jobs.gpus * jobs.milli > self.limit[jobs.tenant])
+        requested = self.requested(jobs)
+        over = np.flatnonzero((requested > self.limit[jobs.tenant]).any(axis=1))
         return {
-            j: why_never_admitted(
-                jobs.tenants[jobs.tenant[j]],
-                int(jobs.gpus[j] * jobs.milli[j]),
-                self.quotas[jobs.tenant[j]],
-                self.cohort,
-            )
+            j: self.why_never_admitted(jobs.tenant[j], jobs.tenants[jobs.tenant[j]], requested[j])
             for j in over.tolist()
         }
 
-
-def why_never_admitted(tenant: str, requested: int, quota: Quota, cohort: int) -> str:
-    """Why a job is never admitted: ``requested`` by it and the quotas of the whole ``cohort``, in thousandths of
-    GPUs."""
-    what = f"it needs {count(requested / WHOLE, 'GPU')}, and "
-    if requested > cohort:
-        return f"{what}the quotas of all tenants together are {cohort / WHOLE:g}"
-    may = f" and it may borrow {quota.borrowing_limit:g}" if quota.borrowing_limit else ""
-    return f"{what}the quota of tenant '{tenant}' is {quota.nominal:g}{may}"
-
-
-def quota_of(quotas: Mapping[str, Quota], tenant: str) -> Quota:
-    """A tenant that is not named has the quota of ``*``, or a nominal one of 0 and may borrow."""
-    return quotas.get(tenant, quotas.get(OTHERS, Quota(0.0)))
-
-
-def nominal_of(quotas: Mapping[str, Quota], tenant: str) -> int:
-    """A tenant's own thousandths of GPUs."""
-    return round(quota_of(quotas, tenant).nominal * WHOLE)
-
-
-def limit_of(quotas: Mapping[str, Quota], tenant: str) -> float:
-    """Thousandths of GPUs that a tenant may hold, with what it may borrow."""
-    borrowed = quota_of(quotas, tenant).borrowing_limit * WHOLE
-    return nominal_of(quotas, tenant) + (round(borrowed) if borrowed < math.inf else borrowed)
-
-
-def cohort_of(quotas: Mapping[str, Quota], tenants: Iterable[str]) -> int:
-    """Thousandths of GPUs that all tenants together may hold: the sum of their nominal quotas."""
-    names = {*tenants} | ({*quotas} - {OTHERS})
-    return sum(nominal_of(quotas, name) for name in names)
+    def why_never_admitted(self, tenant: int, name: str, requested: Sequence[int] | NDArray[np.int64]) -> str:
+        """Why a job of a tenant, with its name, that requests so much of each resource is never admitted; empty where it
+        is."""
+        over = np.flatnonzero(requested > self.limit[tenant])
+        if not len(over):
+            return ""
+        r = int(over[0])
+        resource, quota = self.resources[r], self.quotas[tenant].of(self.resources[r])
+        unit, most = UNITS[resource], int(self.reserved[tenant, r] + self.pool[r])
+        amount = float(requested[r]) / unit
+        what = {"gpus": count(amount, "GPU"), "cpu": count(amount, "core"), "memory_gb": f"{amount:g} GB of memory"}
+        needs = f"it needs {what[resource]}, and"
+        if requested[r] > most:
+            if most < self.nominal[:, r].sum():
+                return f"{needs} tenant '{name}' never has more than {most / unit:g}, with all that others lend"
+            return f"{needs} the quotas of all tenants together are {most / unit:g}"
+        may = f" and it may borrow {quota.borrowing_limit:g}" if quota.borrowing_limit else ""
+        return f"{needs} the quota of tenant '{name}' is {quota.nominal:g}{may}"
 
 
 def weights_of(weights: Mapping[str, float], jobs: Jobs) -> NDArray[np.float64]:
@@ -163,26 +188,30 @@ def parse_weights(text: str) -> dict[str, float]:
 
 
 def parse(text: str) -> dict[str, Quota]:
-    """``team-a=32,team-b=16:8``: nominal GPUs, and after a colon how many more may be borrowed.
+    """``team-a=32,team-b=16:8:4``: nominal GPUs, after a colon how many more may be borrowed, after another how many may
+    be lent; ``16::4``: all may be borrowed.
 
     Raises:
         ValueError: something else.
     """
     found: dict[str, Quota] = {}
     for name, value in _pairs(text, "quota", EXAMPLE).items():
-        nominal, colon, limit = value.partition(":")
-        numbers = [_number(part, f"the quota of tenant '{name}'", "GPUs, or GPUs:BORROWED, such as 16:8")
-                   for part in ([nominal, limit] if colon else [nominal])]  # fmt: skip
+        nominal, *limits = value.split(":", maxsplit=len(LIMITS) - 1)
+        form = f"the quota of tenant '{name}'", "GPUs, or GPUs:BORROWED:LENT, such as 16:8:4"
+        numbers = [
+            math.inf if not part and i + 1 < len(limits) else _number(part, *form) for i, part in enumerate(limits)
+        ]
         try:
-            found[name] = Quota(*numbers)
+            borrowed, lent = (*numbers, math.inf, math.inf)[:2]
+            found[name] = Quota(_number(nominal, *form), borrowed, lent)
         except ValueError as error:
             raise ValueError(f"tenant '{name}': {error}") from None
     return found
 
 
 def load(path: Path) -> dict[str, Quota]:
-    """A YAML file: a list under ``quotas`` of ``tenant``, ``nominal`` and, if not all may be borrowed,
-    ``borrowing_limit``.
+    """A YAML file: a list under ``quotas`` of ``tenant``, ``nominal`` and, if not all may be borrowed or lent,
+    ``borrowing_limit`` and ``lending_limit``; ``cpu`` and ``memory_gb`` with the same three keys, or with a number.
 
     Raises:
         TraceError: no YAML, an unknown key, a value of another kind, a tenant that is there twice; with the line.
@@ -205,7 +234,9 @@ def given(text: str) -> dict[str, Quota]:
     if "=" in text and not Path(text).exists():
         return parse(text)
     if not Path(text).exists():
-        raise ValueError(f"quota '{text}' is no file; expected one, or TENANT=GPUS[:BORROWED],…, such as {EXAMPLE}")
+        raise ValueError(
+            f"quota '{text}' is no file; expected one, or TENANT=GPUS[:BORROWED[:LENT]],…, such as {EXAMPLE}"
+        )
     return load(Path(text))
 
 
@@ -244,15 +275,30 @@ def _entry(path: Path, node: Any) -> tuple[str, Quota]:
             raise TraceError(f"{path}:{line(node)}: {key} is missing")
     if values["tenant"].id != "scalar" or not values["tenant"].value:
         raise TraceError(f"{path}:{line(values['tenant'])}: tenant is no name; expected a word")
-    numbers = {}
-    for key in KEYS[1:]:
+    more: dict[str, Any] = {}
+    for key in RESOURCES[1:]:
+        if key in values:
+            node = values[key]
+            parts = mapping(path, node, LIMITS, f"a quota of {key}") if node.id == "mapping" else {"nominal": node}
+            if "nominal" not in parts:
+                raise TraceError(f"{path}:{line(node)}: nominal is missing")
+            more[key] = _limits(path, parts, key)
+    return values["tenant"].value, replace(_limits(path, values, "GPUs"), **more)
+
+
+def _limits(path: Path, values: Mapping[str, Any], of: str) -> Quota:
+    numbers: dict[str, Any] = {}
+    for key in LIMITS:
         if key in values:
             value = values[key]
             text = value.value if value.id == "scalar" else f"a {value.id}"
             try:
                 numbers[key] = float(text)
             except ValueError:
-                raise TraceError(f"{path}:{line(value)}: {key} is {text!r}; expected GPUs, 0 or more") from None
+                raise TraceError(f"{path}:{line(value)}: {key} is {text!r}; expected {of}, 0 or more") from None
             if not 0 <= numbers[key] < MOST:
-                raise TraceError(f"{path}:{line(value)}: {key} is {text!r}; expected GPUs, 0 or more")
-    return values["tenant"].value, Quota(**numbers)
+                raise TraceError(f"{path}:{line(value)}: {key} is {text!r}; expected {of}, 0 or more")
+    try:
+        return Quota(**numbers)
+    except ValueError as error:
+        raise TraceError(f"{path}:{line(values['lending_limit'])}: {error}") from None

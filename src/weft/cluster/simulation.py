@@ -50,9 +50,9 @@ def simulate(
         history: the jobs that a placement such as ``fgd``, or an order such as ``2d-gittins``, takes for typical; these jobs
             by default.
         weights: of tenants, for an order among them such as ``fair-share``; 1 of those that are not named.
-        quotas: of tenants, in GPUs (:mod:`weft.cluster.quota`); tenants that are not named have that of ``*``, or none of
-            their own and may borrow. With orders that do not preempt, strict or ``-skip``. Strict: a job that waits for its
-            quota blocks only its own tenant's jobs.
+        quotas: of tenants, of GPUs, cores and memory (:mod:`weft.cluster.quota`); tenants that are not named have that of
+            ``*``, or none of their own and may borrow. With orders that do not preempt, strict or ``-skip``. Strict: a job
+            that waits for its quota blocks only its own tenant's jobs.
         on_progress: called with jobs completed and jobs altogether, now and then.
 
     Raises:

@@ -5,8 +5,8 @@ and one tenant. Of the heads of all lines those come first for which the tenant 
 tenant has the least share; of these the one of the lowest rank. What fits is known by class; what a quota admits
 follows from what the line's tenant, and all tenants, hold.
 
-*Strict*: each tenant's head blocks that tenant's other jobs. A head that waits for quota within its tenant's nominal one
-reserves that of the cohort, as in Kueue's StrictFIFO; a head that the quota admits and that fits on no nodes blocks all jobs.
+*Strict*: each tenant's head blocks that tenant's other jobs. For a head that waits for quota, what it lacks is kept of the
+cohort's, as in Kueue's StrictFIFO; a head that the quota admits and that fits on no nodes blocks all jobs.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster.engine.allocate import give_back, place
-from weft.cluster.engine.compiled import compiled, switch
+from weft.cluster.engine.compiled import compiled, inlined, switch
 from weft.cluster.engine.queues import (
     ARRIVED,
     COMPLETED,
@@ -34,22 +34,21 @@ from weft.cluster.order import Order
 from weft.cluster.orders import ORDERS
 from weft.cluster.quota import Limits
 
-# What a tenant's jobs hold, and its share by that; thousandths of GPUs of its own (`nominal`), and that its quota
-# admits (`limit`). `head`: the lowest rank of its waiting jobs. `reserved`: of the cohort's quota, for its head.
-TENANT = np.dtype(
-    [(name, "i8") for name in ("gpus", "cpu", "memory", "nominal", "limit", "head", "reserved")]
-    + [("weight", "f8"), ("share", "f8")]
-)
+# What a tenant's jobs hold, and its share by that. `head`: the lowest rank of its waiting jobs.
+TENANT = np.dtype([(name, "i8") for name in ("gpus", "cpu", "memory", "head")] + [("weight", "f8"), ("share", "f8")])
 # `cls`: the class; `gpus`, `cpu`, `memory`: what one of its jobs requests. `begin`, `size`: its waiting jobs in the
 # heap; `active`: its position among the lines with waiting jobs. `reason`, `since`: as of a class.
 LINE = np.dtype(
     [(name, "i8") for name in ("cls", "tenant", "gpus", "cpu", "memory", "begin", "size", "active", "reason")]
     + [("since", "f8")]
 )
+# Of a resource what a tenant holds, and of quota.Limits its own; of the pool of what all lend its size and what is used.
+# `kept`: of the pool, for the tenant's waiting head, and for all.
+ACCOUNT = np.dtype([(name, "i8") for name in ("held", "nominal", "reserved", "limit", "kept")])
+POOL = np.dtype([(name, "i8") for name in ("size", "used", "kept")])
 TOTAL = np.dtype([(name, "i8") for name in ("gpus", "cpu", "memory")])
-# Counters: GPUs that all tenants hold and may hold; that are reserved; lines with waiting jobs; event times so far, and the
-# last one that changed what is free.
-HELD, COHORT, RESERVED, ACTIVE, EVENT, CHANGED, COUNTERS = range(7)
+# Counters: lines with waiting jobs; event times so far, and the last one that changed what is free.
+ACTIVE, EVENT, CHANGED, COUNTERS = range(4)
 
 SHARES = [each for each in ORDERS.values() if each.share]
 share_of = switch("share_of", ("tenant", "cluster"), [each.share for each in SHARES if each.share])
@@ -69,23 +68,44 @@ class Queue(NamedTuple):
     determined: Any  # [C]: the event at which the wait reason of a class was last determined
     counters: Any  # [COUNTERS]
     cluster: Any  # [1] TOTAL
+    requested: Any  # [L, R]: what a job of each line requests of the resources that have quotas
+    accounts: Any  # [T, R] ACCOUNT
+    pools: Any  # [R] POOL
 
 
-@compiled
-def admitted(q, k, reserved):
-    """Whether the quota admits one more job of line k, beside what is reserved for others."""
-    gpus, tenant = q.lines[k].gpus, q.tenants[q.lines[k].tenant]
-    within = q.counters[HELD] + reserved + gpus <= q.counters[COHORT]
-    return gpus == 0 or (tenant.gpus + gpus <= tenant.limit and within)
+@inlined
+def in_pool(account, more):
+    """What a tenant, with so much more, takes of the pool of what is lent: all beyond what it does not lend."""
+    return max(account.held + more - account.reserved, 0)
 
 
-@compiled
+@inlined
+def admitted_of(account, pool, amount, beside_kept):
+    """Whether a resource's quota admits a job that requests so much, beside what is kept for other tenants' heads or not."""
+    more = in_pool(account, amount) - in_pool(account, 0)
+    others = pool.kept - account.kept if beside_kept else 0
+    within = account.held + amount <= account.limit and (more == 0 or pool.used + others + more <= pool.size)
+    return amount == 0 or within
+
+
+@inlined
+def admitted(q, k, beside_kept):
+    found, t = True, q.lines[k].tenant
+    for r in range(len(q.pools)):
+        found &= admitted_of(q.accounts[t, r], q.pools[r], q.requested[k, r], beside_kept)
+    return found
+
+
+@inlined
 def borrows(q, k):
-    tenant = q.tenants[q.lines[k].tenant]
-    return q.lines[k].gpus > 0 and tenant.gpus + q.lines[k].gpus > tenant.nominal
+    found, t = False, q.lines[k].tenant
+    for r in range(len(q.pools)):
+        amount = q.requested[k, r]
+        found |= amount > 0 and q.accounts[t, r].held + amount > q.accounts[t, r].nominal
+    return found
 
 
-@compiled
+@inlined
 def before(q, a, b):
     """Whether the head of line a comes before that of line b."""
     first, second = borrows(q, a), borrows(q, b)
@@ -95,36 +115,46 @@ def before(q, a, b):
     return share < other or (share == other and q.heap[q.lines[a].begin] < q.heap[q.lines[b].begin])
 
 
-@compiled
-def reserve(q, k):
-    """The head of line k waits for quota: what its tenant lacks of it within its nominal quota is kept from others."""
-    tenant, gpus = q.tenants[q.lines[k].tenant], q.lines[k].gpus
-    if gpus <= tenant.nominal:
-        amount = max(min(gpus, tenant.nominal - tenant.gpus), 0)
-        q.tenants[q.lines[k].tenant].reserved = amount
-        q.counters[RESERVED] += amount
+@inlined
+def keep(q, k):
+    """The head of line k waits for quota. Kept for it is what its tenant lacks: within its nominal quota, or with what that
+    may borrow, if the head would borrow. A head that requests more than the nominal quota of what it lacks keeps nothing."""
+    accounts, t = q.accounts, q.lines[k].tenant
+    for r in range(len(q.pools)):
+        amount = q.requested[k, r]
+        if amount > accounts[t, r].nominal and not admitted_of(accounts[t, r], q.pools[r], amount, False):
+            return
+    borrowing = borrows(q, k)
+    for r in range(len(q.pools)):
+        most = accounts[t, r].limit if borrowing else accounts[t, r].nominal
+        amount = max(min(q.requested[k, r], most - accounts[t, r].held), 0)
+        accounts[t, r].kept = in_pool(accounts[t, r], amount) - in_pool(accounts[t, r], 0)
+        q.pools[r].kept += accounts[t, r].kept
 
 
-@compiled
+@inlined
 def charge(q, code, k, sign):
     """A job of line k starts (sign 1) or completes (-1)."""
     t, lines, tenants = q.lines[k].tenant, q.lines, q.tenants
     tenants[t].gpus += sign * lines[k].gpus
     tenants[t].cpu += sign * lines[k].cpu
     tenants[t].memory += sign * lines[k].memory
-    q.counters[HELD] += sign * lines[k].gpus
+    for r in range(len(q.pools)):
+        before_it = in_pool(q.accounts[t, r], 0)
+        q.accounts[t, r].held += sign * q.requested[k, r]
+        q.pools[r].used += in_pool(q.accounts[t, r], 0) - before_it
     if code >= 0:
         tenants[t].share = share_of(code, tenants[t], q.cluster[0])
 
 
-@compiled
+@inlined
 def activate(q, k):
     q.lines[k].active = q.counters[ACTIVE]
     q.active[q.counters[ACTIVE]] = k
     q.counters[ACTIVE] += 1
 
 
-@compiled
+@inlined
 def deactivate(q, k):
     """Line k has no waiting jobs any more; the last active one takes its position."""
     q.counters[ACTIVE] -= 1
@@ -133,15 +163,18 @@ def deactivate(q, k):
     q.lines[last].active = q.lines[k].active
 
 
-@compiled
+@inlined
 def next_line(q, classes, strict):
     """The line whose head comes next, of those that may start; -1: none. Strict: of those that are their tenant's
-    head, beside what heads before it reserve."""
+    head, beside what is kept for heads before it."""
     lines, tenants, count = q.lines, q.tenants, q.counters[ACTIVE]
     if strict:
-        q.counters[RESERVED] = 0
+        for r in range(len(q.pools)):
+            q.pools[r].kept = 0
         for t in range(len(tenants)):
-            tenants[t].head, tenants[t].reserved = NO_RANK, 0
+            tenants[t].head = NO_RANK
+            for r in range(len(q.pools)):
+                q.accounts[t, r].kept = 0
         for i in range(count):
             k = q.active[i]
             t, rank = lines[k].tenant, q.heap[lines[k].begin]
@@ -156,7 +189,7 @@ def next_line(q, classes, strict):
                     continue
             elif classes[lines[k].cls].blocked:
                 continue
-            if (found < 0 or before(q, k, found)) and admitted(q, k, 0):
+            if (found < 0 or before(q, k, found)) and admitted(q, k, False):
                 found = k
         if found < 0 or not strict:
             return found
@@ -164,10 +197,9 @@ def next_line(q, classes, strict):
             k = q.active[i]
             head = q.heap[lines[k].begin] == tenants[lines[k].tenant].head
             if head and (last < 0 or before(q, last, k)) and before(q, k, found):
-                reserve(q, k)
-        if admitted(q, found, q.counters[RESERVED]):
+                keep(q, k)
+        if admitted(q, found, True):
             return found
-        reserve(q, found)
         last = found
 
 
@@ -217,8 +249,7 @@ def advance(s, q, code, strict, until, most):
         for i in range(counters[ACTIVE]):
             k = q.active[i]
             c, reason = lines[k].cls, np.int64(QUOTA)
-            of_others = counters[RESERVED] - q.tenants[lines[k].tenant].reserved if borrows(q, k) else np.int64(0)
-            if admitted(q, k, of_others):
+            if admitted(q, k, borrows(q, k)):
                 if q.determined[c] < counters[CHANGED] or q.determined[c] < 0:
                     q.determined[c] = counters[EVENT]
                     classes[c].reason = why(s, c, jobs[q.of_rank[q.heap[lines[k].begin]]].slot)
@@ -243,9 +274,12 @@ def loop(
     lines["cpu"], lines["memory"] = jobs.cpu[rows[first]], jobs.memory[rows[first]]
     count = np.bincount(line, minlength=len(pair))
     lines["begin"], lines["reason"] = np.cumsum(count) - count, -1
-    tenants["weight"], tenants["nominal"], tenants["limit"] = weights, limits.nominal, limits.limit
+    tenants["weight"] = weights
     counters = np.zeros(COUNTERS, np.int64)
-    counters[COHORT] = limits.cohort
+    accounts, pools = np.zeros(limits.nominal.shape, ACCOUNT), np.zeros(limits.pool.shape, POOL)
+    for name in ("nominal", "reserved", "limit"):
+        accounts[name] = getattr(limits, name)
+    pools["size"] = limits.pool
     whole = np.array([totals(cluster)], TOTAL)
     t.total = np.zeros((len(lines), t.total.shape[1]))
     code = SHARES.index(order) if order.share else -1
@@ -254,6 +288,7 @@ def loop(
     q = Queue(
         t.jobs, t.running, t.progress, t.total, t.waits, t.of_rank, np.zeros(len(rows), np.int32), tenants, lines,
         np.zeros(len(lines), np.int64), np.full(len(t.state.classes), -1, np.int64), counters, whole,
+        limits.requested(jobs)[rows[first]], accounts, pools,
     )  # fmt: skip
     return lambda most: advance(t.state, q, code, strict, t.until, most)
 

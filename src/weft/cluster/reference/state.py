@@ -33,7 +33,7 @@ class State(Nodes):
         policy.check_topology(self.placement, self.order, self.mode)
         self.restart_s, self.checkpoint_s = restart_s, checkpoint_s
         self.weights, self.quotas = weights, quotas
-        self.reserved: dict[str, int] = {}  # of the cohort's quota, by tenant
+        self.kept: dict[str, list[int]] = {}  # of the pool of quotas, for the waiting heads of tenants
         self.tenants: dict[str, None] = {}  # all tenants of the jobs so far
         self.known_to_order = np.zeros(KNOWN)
         self.last_sequence = self.first_sequence = 0  # sequence numbers given so far, for orders that preempt

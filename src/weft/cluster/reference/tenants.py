@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-from weft.cluster import quota
+from weft.cluster.cohort import Cohort
 from weft.cluster.model import WHOLE
+from weft.cluster.quota import NO_TENANTS
 from weft.cluster.reference.model import Job
 from weft.cluster.reference.state import State
 
@@ -46,7 +47,9 @@ def start_by_share(sim: State) -> None:
     others of that tenant; it blocks all jobs where its quota admits it and it fits on no nodes."""
     waiting = list(sim.queue)
     while waiting:
-        job = next((j for j in in_order(sim, waiting) if admits(sim, j)), None) if sim.mode else next_head(sim, waiting)
+        cohort = cohort_of(sim)
+        admitted = (j for j in in_order(sim, waiting) if cohort.admits(j))
+        job = next(admitted, None) if sim.mode else next_head(sim, waiting)
         if job is None:
             return
         waiting.remove(job)
@@ -57,53 +60,48 @@ def start_by_share(sim: State) -> None:
 
 
 def in_order(sim: State, jobs: list[Job]) -> list[Job]:
-    return sorted(jobs, key=lambda j: (borrows(sim, j), share(sim, j.tenant), j.key))
+    cohort, shares = cohort_of(sim), {tenant: share(sim, tenant) for tenant in {job.tenant for job in jobs}}
+    return sorted(jobs, key=lambda j: (cohort.borrows(j), shares[j.tenant], j.key))
 
 
 def next_head(sim: State, waiting: list[Job]) -> Job | None:
-    """The first of the tenants' heads that the quotas admit. A head before it that waits for its tenant's nominal quota
-    reserves that of the cohort (Kueue's StrictFIFO)."""
-    sim.reserved = {}
+    """The first of the tenants' heads that the quotas admit. A head before it that waits for quota keeps the cohort's for
+    itself: within its tenant's nominal quota, or with what that may borrow, if the head would borrow. A head that requests
+    more than the nominal quota of what it lacks keeps nothing (Kueue's StrictFIFO)."""
+    sim.kept, cohort = {}, cohort_of(sim)
     heads = in_order(sim, [j for j in waiting if j is next(o for o in waiting if o.tenant == j.tenant)])
-    while heads and not admits(sim, heads[-1]):
+    while heads and not cohort.admits(heads[-1]):
         heads.pop()
     for head in heads:
-        if admits(sim, head, sum(sim.reserved.values())):
+        if cohort.admits(head, sim.kept):
             return head
-        nominal = quota.nominal_of(sim.quotas, head.tenant)
-        if head.milli_gpus <= nominal:
-            sim.reserved[head.tenant] = max(min(head.milli_gpus, nominal - usage_of(sim, head.tenant).gpus), 0)
+        if not cohort.admits(head):
+            sim.kept[head.tenant] = to_keep(cohort, head)
     return None
 
 
-def admits(sim: State, job: Job, reserved: int = 0) -> bool:
-    """Whether the tenant's quota, and the quotas of all tenants together, admit the job beside the running ones and what is
-    reserved for others."""
-    if not sim.quotas or not job.milli_gpus:
-        return True
-    in_use = sum(other.milli_gpus for other in sim.running) + reserved
-    used = usage_of(sim, job.tenant).gpus
-    return used + job.milli_gpus <= quota.limit_of(
-        sim.quotas, job.tenant
-    ) and in_use + job.milli_gpus <= quota.cohort_of(sim.quotas, sim.tenants)
+def to_keep(cohort: Cohort, head: Job) -> list[int]:
+    """Of each resource what the pool keeps for a head that waits for quota."""
+    requested, tenant = cohort.requested(head), head.tenant
+    most = cohort.limit[tenant] if cohort.borrows(head) else cohort.nominal[tenant]
+    for r in {*cohort.beyond(cohort.limit, head), *cohort.lacking(head)}:
+        if requested[r] > cohort.nominal[tenant][r]:
+            return [0] * len(requested)
+    amounts = [max(min(amount, most[r] - cohort.held[tenant][r]), 0) for r, amount in enumerate(requested)]
+    return [cohort.in_pool(tenant, r, amount) - cohort.in_pool(tenant, r) for r, amount in enumerate(amounts)]
+
+
+def cohort_of(sim: State) -> Cohort:
+    return Cohort(sim.quotas, sim.tenants, sim.running)
 
 
 def waits_for_quota(sim: State, job: Job) -> bool:
-    """Whether it would wait for its quota if it were alone in the queue, beside what heads of other tenants reserve."""
-    others = sum(amount for tenant, amount in sim.reserved.items() if tenant != job.tenant)
-    return not admits(sim, job, others if borrows(sim, job) else 0)
-
-
-def borrows(sim: State, job: Job) -> bool:
-    """Whether its tenant would hold more than its nominal quota with it."""
-    if not sim.quotas or not job.milli_gpus:
-        return False
-    return usage_of(sim, job.tenant).gpus + job.milli_gpus > quota.nominal_of(sim.quotas, job.tenant)
+    """Whether it would wait for its quota if it were alone in the queue, beside what is kept for other tenants' heads."""
+    cohort = cohort_of(sim)
+    return not cohort.admits(job, sim.kept if cohort.borrows(job) else NO_TENANTS)
 
 
 def never_admitted(sim: State, job: Job) -> str:
     """Why the quotas can never admit a job; empty where they can."""
-    cohort = quota.cohort_of(sim.quotas, sim.tenants)
-    if not sim.quotas or not job.milli_gpus or job.milli_gpus <= min(quota.limit_of(sim.quotas, job.tenant), cohort):
-        return ""
-    return quota.why_never_admitted(job.tenant, job.milli_gpus, quota.quota_of(sim.quotas, job.tenant), cohort)
+    cohort = Cohort(sim.quotas, sim.tenants)
+    return cohort.limits.why_never_admitted(cohort.names.index(job.tenant), job.tenant, cohort.requested(job))
