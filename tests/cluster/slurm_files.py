@@ -20,8 +20,8 @@ def clock(seconds: int) -> str:
 
 
 def piped(jobs: list[dict]) -> str:
-    """``sacct --parsable2``. A job has id, account, user, submit, eligible, start, end, elapsed, limit (minutes, None for that of
-    the partition, inf), tres (text → count), nodes, priority and reservation."""
+    """``sacct --parsable2``. A job has id, account, user, submit, eligible, start, end, elapsed, limit (minutes, None for that
+    of the partition, inf), tres (text → count), nodes, priority and reservation."""
     lines = [
         "JobID|User|Account|Submit|Eligible|Start|End|Elapsed|Timelimit|AllocTRES|ReqTRES|NNodes|Priority|Reservation"
     ]
@@ -65,3 +65,36 @@ def as_json(jobs: list[dict], style: str) -> str:
             "name": 'a "name" | with\nall',
         })  # fmt: skip
     return json.dumps({"meta": {}, "jobs": found, "errors": [], "warnings": []})
+
+
+def scontrol(nodes: list[dict], style: str = "text") -> str:
+    """``scontrol show node`` (text, oneliner, json) of nodes with name, gres, state, cpus, memory, and a free text."""
+    if style == "json":
+        return json.dumps({"nodes": [
+            {"name": n["name"], "gres": n["gres"], "state": n["state"].split("+"), "cpus": n["cpus"] + 2,
+             "effective_cpus": n["cpus"], "real_memory": n["memory"] + 64, "specialized_memory": 64, "reason": n["text"]}
+            for n in nodes], "last_update": {"set": True, "infinite": False, "number": 1}, "meta": {}})  # fmt: skip
+    lines = [
+        [f"NodeName={n['name']} Arch=x86_64 CoresPerSocket=32 ", f"CPUAlloc=0 CPUEfctv={n['cpus']} CPUTot={n['cpus'] + 2}",
+         "AvailableFeatures=a=b,gpu", f"Gres={n['gres'] or '(null)'}", "OS=Linux 5.4 #1 SMP x86_64 2025",
+         f"RealMemory={n['memory'] + 64} AllocMem=7 FreeMem=8 MemSpecLimit=64", f"State={n['state']} ThreadsPerCore=2 Weight=1",
+         "Partitions=a,b", f"CfgTRES=cpu={n['cpus']},mem=1G,gres/gpu=77", f"Reason={n['text']} [root@2025-01-01T00:00:00]"]
+        for n in nodes
+    ]  # fmt: skip
+    return (
+        "\n".join(("\n   " if style == "text" else " ").join(part) + "\n" * (style == "text") for part in lines) + "\n"
+    )
+
+
+def sinfo(nodes: list[dict], style: str = "text") -> str:
+    """``sinfo -N`` with %N %G %c %m %t (text, bars, json), each node in two partitions."""
+    if style == "json":
+        return json.dumps({"sinfo": [
+            {"node": {"state": n["state"].split("+")}, "nodes": {"total": 1, "nodes": [n["name"]]}, "partition": {"name": part},
+             "cpus": {"minimum": n["cpus"], "maximum": n["cpus"]}, "memory": {"minimum": n["memory"], "maximum": n["memory"]},
+             "gres": {"total": n["gres"], "used": ""}} for part in "ab" for n in nodes], "meta": {}})  # fmt: skip
+    mark = "|" if style == "bars" else " "
+    rows = [
+        [n["name"], n["gres"] or "(null)", str(n["cpus"]), str(n["memory"]), n["state"]] for n in nodes for _ in "ab"
+    ]
+    return "\n".join(mark.join(row) for row in [["NODELIST", "GRES", "CPUS", "MEMORY", "STATE"], *rows]) + "\n"

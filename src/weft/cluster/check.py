@@ -63,6 +63,13 @@ def check(jobs: Jobs, cluster: Cluster | None = None) -> dict[str, Any]:
     if cluster is not None:
         from weft.cluster.simulation import simulate
 
+        by_type = np.bincount(cluster.gpu_type, cluster.gpus, len(cluster.types))
+        found["cluster"] = {
+            "nodes": len(cluster),
+            "gpus": {name: int(n) for name, n in zip(cluster.types, by_type, strict=True) if n},
+            "dropped": cluster.dropped,
+            "warnings": list(cluster.warnings),
+        }
         never = simulate(jobs, cluster, "fifo-skip").unschedulable
         found["never_run"] = [{"job": jobs.id[j], "reason": why} for j, why in never.items()]
     return found

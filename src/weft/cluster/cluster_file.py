@@ -1,7 +1,7 @@
 """Cluster files: the nodes of a cluster from a file, its format recognised by its content."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +9,8 @@ from weft.cluster.files.text import TraceError, text_of
 from weft.cluster.model import Cluster, NodeGroup
 from weft.cluster.plugins import discover
 from weft.definition import UnknownName
+
+NOTHING: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True)
@@ -54,16 +56,26 @@ def load(path: str | Path, format: str = "") -> Cluster:
         raise TraceError(f"{path}: it is no cluster file that weft recognises; expected one of\n  {kinds}")
     cluster = known[format].load(path)
     if not len(cluster):
-        raise TraceError(f"{path}: it has no nodes")
+        dropped = "; ".join(f"{count} left out: {why}" for why, count in cluster.dropped.items())
+        raise TraceError(f"{path}: it has no nodes" + (f" ({dropped})" if dropped else ""))
     return cluster
 
 
-def named(path: Path, nodes: Sequence[NodeGroup], names: Sequence[str], lines: Sequence[int] = ()) -> Cluster:
+def named(
+    path: Path,
+    nodes: Sequence[NodeGroup],
+    names: Sequence[str],
+    lines: Sequence[int] = (),
+    dropped: Mapping[str, int] = NOTHING,
+    warnings: Sequence[str] = (),
+) -> Cluster:
     """A cluster of nodes with the names that a file gives them.
 
     Args:
         nodes: groups of one node.
         lines: the line of each node, for the message.
+        dropped: reason → nodes that are left out.
+        warnings: what is doubtful, a sentence each.
 
     Raises:
         TraceError: a name comes twice.
@@ -74,4 +86,8 @@ def named(path: Path, nodes: Sequence[NodeGroup], names: Sequence[str], lines: S
             at, first = (f":{lines[k]}", f" (line {lines[lines_of[name]]})") if len(lines) else ("", "")
             raise TraceError(f"{path}{at}: node '{name}' already exists{first}; expected one row a node")
         lines_of[name] = k
-    return dataclasses.replace(Cluster.of(nodes), names=tuple(names))
+    try:
+        made = Cluster.of(nodes)
+    except ValueError as error:  # more types than the simulator holds
+        raise TraceError(f"{path}: {error}") from None
+    return dataclasses.replace(made, names=tuple(names), dropped=dict(dropped), warnings=tuple(warnings))

@@ -66,6 +66,7 @@ def summary(result: Result) -> dict[str, Any]:
         "warnings": list(jobs.warnings),
         "assumed": assumptions(jobs),
         "nodes": len(result.cluster),
+        "nodes_dropped": result.cluster.dropped,
         "gpus": gpus,
         **{name: distribution(values[ran]) for name, values in every.items()},
         "makespan": makespan,

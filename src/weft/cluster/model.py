@@ -105,6 +105,8 @@ class Cluster:
     types: tuple[str, ...] = ("gpu",)
     racks: tuple[str, ...] = ("",)
     domain: NDArray[np.int64] = FILLED  # its NVLink domain; by default each node is one
+    dropped: dict[str, int] = field(default_factory=dict)  # reason → nodes that the loader left out
+    warnings: tuple[str, ...] = ()  # what the loader doubts, a sentence each
 
     def __post_init__(self) -> None:
         if self.domain is None:
@@ -189,6 +191,8 @@ class Cluster:
             total(self.memory),
             np.zeros(len(kinds), np.int64),
             self.types,
+            dropped=self.dropped,
+            warnings=self.warnings,
         )
 
 

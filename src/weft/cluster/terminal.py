@@ -100,6 +100,8 @@ def show(out: Console, found: dict[str, Any]) -> None:
         )
     for why, rows in found["dropped"].items():
         _say(out, f"of the trace {count(rows, 'row')} {'was' if rows == 1 else 'were'} left out: {why}")
+    for why, nodes in found["nodes_dropped"].items():
+        _say(out, f"of the cluster {count(nodes, 'node')} {'was' if nodes == 1 else 'were'} left out: {why}")
     never = found["unschedulable"]
     for entry in never[:MOST_LISTED]:
         _say(out, f"{_job(entry['job'])} can never run: {entry['reason']}")
@@ -209,6 +211,14 @@ def show_check(out: Console, found: dict[str, Any]) -> None:
         _say(out, f"doubtful: {warning}")
     for text in found["assumed"]:
         _say(out, f"assumed: {text}")
+    if "cluster" in found:
+        of = found["cluster"]
+        gpus = ", ".join(f"{n:,} {_printable(kind)}" for kind, n in of["gpus"].items())
+        _say(out, f"cluster: {count(of['nodes'], 'node')}, GPUs: {gpus or 'none'}")
+        for why, nodes in of["dropped"].items():
+            _say(out, f"cluster, left out: {count(nodes, 'node')}, {why}")
+        for warning in of["warnings"]:
+            _say(out, f"cluster, doubtful: {warning}")
     if "never_run" in found:
         _say(out, f"{count(len(found['never_run']), 'job')} can never run on this cluster")
         for entry in found["never_run"][:MOST_LISTED]:

@@ -10,7 +10,7 @@ from weft.cluster.files import kubernetes
 from weft.cluster.files.text import TraceError
 from weft.cluster.model import Cluster, NodeGroup
 
-JSON = re.compile(r"\s*\{\s*\"")  # an object
+JSON = re.compile(r'\s*\{\s*"(?!(?:nodes|sinfo|meta|errors|warnings|last_update)")')  # an object, none of Slurm's
 MEMORY = "nvidia.com/gpu.memory"  # a label, MiB
 
 
