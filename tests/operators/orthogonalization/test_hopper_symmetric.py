@@ -184,10 +184,16 @@ def test_every_tile_that_touches_the_lower_triangle_is_one_clusters(order, colum
                 assert [r // group for r, _, z in found if not z] == sorted(r // group for r, _, z in found if not z)
 
 
-@pytest.mark.parametrize("layout", ["false, false", "true, true"])
-@pytest.mark.parametrize("columns, stages, cluster", [(256, 4, 2), (192, 4, 2), (128, 6, 1), (64, 8, 1)])
-@pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("residuals", [0, 1, 2])
+WAYS_OUT = [  # one in four, among which each value of each argument is; make test-all has all
+    pytest.param(residuals, streamed, *tile, layout, marks=pytest.mark.long if (i + j + k + m) % 4 else ())
+    for i, residuals in enumerate([0, 1, 2])
+    for j, streamed in enumerate([False, True])
+    for k, tile in enumerate([(256, 4, 2), (192, 4, 2), (128, 6, 1), (64, 8, 1)])
+    for m, layout in enumerate(["false, false", "true, true"])
+]
+
+
+@pytest.mark.parametrize(("residuals", "streamed", "columns", "stages", "cluster", "layout"), WAYS_OUT)
 def test_the_way_out_disturbs_no_product(residuals, streamed, columns, stages, cluster, layout):
     types = "bf16, bf16" if residuals < 2 else "fp16, fp16"
     parts = ", ".join(str(p).lower() for p in (residuals > 0, False, False, streamed, True, residuals == 2))
