@@ -65,24 +65,7 @@ def map_one(
     F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """out = F(a, PRECISE); PRECISE says that the result keeps all of fp32."""
-    if TAIL:
-        if whole(N, BLOCK):
-            mapped_one(a_ptr, out_ptr, M, N, a_row, a_col, out_row, out_col, F, BLOCK, TILE, False)
-        else:
-            mapped_one(a_ptr, out_ptr, M, N, a_row, a_col, out_row, out_col, F, BLOCK, TILE, True)
-    else:
-        mapped_one(a_ptr, out_ptr, M, N, a_row, a_col, out_row, out_col, F, BLOCK, TILE, True)
-
-
-@triton.jit
-def mapped_one(
-    a_ptr, out_ptr, M, N, a_row, a_col, out_row, out_col,
-    F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    row, col, inside = placed(M, N, BLOCK, TILE)
-    PRECISE: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
-    a = read(a_ptr, row, col, a_row, a_col, inside, MASKED)
-    write(out_ptr, row, col, out_row, out_col, inside, F(a, PRECISE), MASKED)
+    mapped(((a_ptr, a_row, a_col),), ((out_ptr, out_row, out_col),), M, N, F, BLOCK, TILE, TAIL)
 
 
 @triton.jit
@@ -91,25 +74,7 @@ def map_two(
     F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """out = F(a, b, PRECISE)"""
-    if TAIL:
-        if whole(N, BLOCK):
-            mapped_two(a_ptr, b_ptr, out_ptr, M, N, a_row, a_col, b_row, b_col, out_row, out_col, F, BLOCK, TILE, False)
-        else:
-            mapped_two(a_ptr, b_ptr, out_ptr, M, N, a_row, a_col, b_row, b_col, out_row, out_col, F, BLOCK, TILE, True)
-    else:
-        mapped_two(a_ptr, b_ptr, out_ptr, M, N, a_row, a_col, b_row, b_col, out_row, out_col, F, BLOCK, TILE, True)
-
-
-@triton.jit
-def mapped_two(
-    a_ptr, b_ptr, out_ptr, M, N, a_row, a_col, b_row, b_col, out_row, out_col,
-    F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    row, col, inside = placed(M, N, BLOCK, TILE)
-    PRECISE: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
-    a = read(a_ptr, row, col, a_row, a_col, inside, MASKED)
-    b = read(b_ptr, row, col, b_row, b_col, inside, MASKED)
-    write(out_ptr, row, col, out_row, out_col, inside, F(a, b, PRECISE), MASKED)
+    mapped(((a_ptr, a_row, a_col), (b_ptr, b_row, b_col)), ((out_ptr, out_row, out_col),), M, N, F, BLOCK, TILE, TAIL)
 
 
 @triton.jit
@@ -118,37 +83,35 @@ def map_three(
     other_row, other_col, F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """out, other = F(a, b, c, PRECISE)"""
-    if TAIL:
-        if whole(N, BLOCK):
-            mapped_three(
-                a_ptr, b_ptr, c_ptr, out_ptr, other_ptr, M, N, a_row, a_col, b_row, b_col, c_row, c_col, out_row, out_col,
-                other_row, other_col, F, BLOCK, TILE, False,
-            )  # fmt: skip
-        else:
-            mapped_three(
-                a_ptr, b_ptr, c_ptr, out_ptr, other_ptr, M, N, a_row, a_col, b_row, b_col, c_row, c_col, out_row, out_col,
-                other_row, other_col, F, BLOCK, TILE, True,
-            )  # fmt: skip
-    else:
-        mapped_three(
-            a_ptr, b_ptr, c_ptr, out_ptr, other_ptr, M, N, a_row, a_col, b_row, b_col, c_row, c_col, out_row, out_col,
-            other_row, other_col, F, BLOCK, TILE, True,
-        )  # fmt: skip
+    inputs = ((a_ptr, a_row, a_col), (b_ptr, b_row, b_col), (c_ptr, c_row, c_col))
+    outputs = ((out_ptr, out_row, out_col), (other_ptr, other_row, other_col))
+    mapped(inputs, outputs, M, N, F, BLOCK, TILE, TAIL)
 
 
 @triton.jit
-def mapped_three(
-    a_ptr, b_ptr, c_ptr, out_ptr, other_ptr, M, N, a_row, a_col, b_row, b_col, c_row, c_col, out_row, out_col,
-    other_row, other_col, F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
+def mapped(inputs, outputs, M, N, F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr):
+    """Tensors are (pointer, two strides)."""
+    if TAIL:
+        if whole(N, BLOCK):
+            map_block(inputs, outputs, M, N, F, BLOCK, TILE, False)
+        else:
+            map_block(inputs, outputs, M, N, F, BLOCK, TILE, True)
+    else:
+        map_block(inputs, outputs, M, N, F, BLOCK, TILE, True)
+
+
+@triton.jit
+def map_block(inputs, outputs, M, N, F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr):
     row, col, inside = placed(M, N, BLOCK, TILE)
-    PRECISE: tl.constexpr = out_ptr.dtype.element_ty == tl.float32
-    a = read(a_ptr, row, col, a_row, a_col, inside, MASKED)
-    b = read(b_ptr, row, col, b_row, b_col, inside, MASKED)
-    c = read(c_ptr, row, col, c_row, c_col, inside, MASKED)
-    out, other = F(a, b, c, PRECISE)
-    write(out_ptr, row, col, out_row, out_col, inside, out, MASKED)
-    write(other_ptr, row, col, other_row, other_col, inside, other, MASKED)
+    PRECISE: tl.constexpr = outputs[0][0].dtype.element_ty == tl.float32
+    values = ()
+    for i in tl.static_range(len(inputs)):
+        values = values + (read(inputs[i][0], row, col, inputs[i][1], inputs[i][2], inside, MASKED),)
+    results = F(*values, PRECISE)
+    if len(outputs) == 1:
+        results = (results,)
+    for i in tl.static_range(len(outputs)):
+        write(outputs[i][0], row, col, outputs[i][1], outputs[i][2], inside, results[i], MASKED)
 
 
 # ---- relu: bits [rows, ceil(N / 8)] uint8, bit i of byte j is column 8 j + i -----------------------------------------
