@@ -80,6 +80,11 @@ def test_published_cluster_files(write):
         assert cluster.names == ("7399a7", "75c536") and cluster.types == ("CPU", "V100M32")
         assert cluster.gpus.tolist() == [0, 8] and cluster.memory.tolist() == [524_288, 393_216]
 
+    spot = "gpu_model,gpu_capacity_num,cpu_num,node_name\nA10,1,128,0\nH800,8,192,1\n"
+    cluster = cluster_file.load(write("node_info_df.csv", spot))
+    assert cluster.names == ("0", "1") and cluster.types == ("A10", "H800") and cluster.gpus.tolist() == [1, 8]
+    assert cluster.cpu.tolist() == [128_000, 192_000] and cluster.memory.tolist() == [-1, -1]
+
     gpu = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
     labels = {**gpu, "topology.example.com/rack": "r1"}
     nodes = [
@@ -101,6 +106,8 @@ def test_published_cluster_files(write):
     ("sn,cpu_milli,memory_mib,gpu,model\n", "it has no nodes"),
     ("machine,gpu_type,cap_cpu,cap_mem,cap_gpu\na,T4,-1,1,1\n", "c:2: cap_cpu is -1.0; expected a number of 0 or more"),
     ("num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n1,1.5,1,1,1\n", "c:2: num_node_p_switch is"),
+    ("node_name,gpu_model,gpu_capacity_num,cpu_num\na,T4,,1\n", "c:2: gpu_capacity_num is nan; expected a number of 0"),
+    ("node_name,gpu_model,gpu_capacity_num,cpu_num\na,T4,1e11,1\n", "gpus is 100000000000; expected at most"),
     ("num_switch,num_node_p_switch\n1,1\n", "columns num_gpu_p_node, num_cpu_p_node, mem_p_node are missing"),
     (json.dumps({"kind": "List", "items": [node("a", {"cpu": "4"})]}), "node 'a': KeyError: 'memory'"),
     (json.dumps({"kind": "List", "items": [node("a", {"cpu": "1", "memory": "1Gi"})] * 2}), "c: node 'a' already exists"),

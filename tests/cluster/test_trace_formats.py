@@ -93,6 +93,42 @@ def test_alibaba2025(write):
     assert jobs.dropped == {"there before the window": 2, "there after the window": 1, "no GPU": 1}
 
 
+def test_spot_gpus(write):
+    head = "job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,submit_time,duration,job_type\n"
+    text = "a,13,A10,20.0,1.0,1,0,2764799,HP\nb,57,A100-SXM4-80GB,15,8,94,9,71718.0,Spot\nc,57,,0.5,0.25,3,5,10,Spot\n"
+    text += "d,1,A10,1,1.5,1,0,1,HP\ne,1,A10,1,1,,0,1,HP\nf,1,A10,1,0,1,0,1,HP\n"
+    jobs = trace.load(write("job_info_df.csv", head + text), "spot")
+    assert rows(jobs, "pods", "milli", "cpu", "priority") == [
+        ("a", 0, 2764799, 1, 1, 1000, 20_000, 1), ("c", 5, 10, 3, 3, 250, 1500, 0),
+        ("b", 9, 71718, 752, 94, 1000, 1_410_000, 0),
+    ]  # fmt: skip
+    assert [jobs.type_sets[k] for k in jobs.types] == [("A10",), (), ("A100-SXM4-80GB",)] and jobs.tenants[:2] == (
+        "13",
+        "57",
+    )
+    assert jobs.dropped == {"no number of workers": 1, "neither a share of one GPU nor whole GPUs": 1, "no GPU": 1}
+    for row, words in (
+        ("a,1,T4,1,1,0,0,1,HP", ":2: worker_num is 0.0; expected a whole number of 1 or more"),
+        ("a,1,T4,1,1,1.5,0,1,HP", "worker_num is 1.5"), ("a,1,T4,1,1,1,0,1,hp", "job_type is 'hp'; expected HP or Spot"),
+        ("a,1,T4,1,inf,1,0,1,HP", "inf GPUs; expected a whole number"), ("a,1,T4,1,1,1e9,0,1,HP", "gpus of job 'a'"),
+    ):  # fmt: skip
+        with pytest.raises(TraceError, match=words):
+            trace.load(write("t", head + row), "spot")
+
+
+def test_the_jobs_of_pais_simulator(write):
+    text = "job_id,num_inst,submit_time,num_cpu,num_gpu,gpu_type,duration,user\n7,2,10,6,0.5,T4,30,u\n8,,0,8.5,2,V100,60.0,v\n"
+    text += "9,1,20,4,0,CPU,5,u\n10,1,0,1,1.25,T4,1,u\n11,1,0,0,0,CPU,5,u\n"
+    jobs = trace.load(write("t", text), "pai-simulator")
+    assert rows(jobs, "pods", "milli", "cpu") == [
+        ("8", 0, 60, 2, 1, 1000, 8500), ("7", 10, 30, 2, 2, 500, 12_000), ("9", 20, 5, 0, 1, 1000, 4000),
+    ]  # fmt: skip
+    assert [jobs.type_sets[k] for k in jobs.types] == [("V100",), ("T4",), ()]
+    assert jobs.dropped == {"neither a share of one GPU nor whole GPUs": 1, "no GPU": 1}
+    with pytest.raises(TraceError, match=r"t:3: num_inst is -1.0; expected a whole number of 1 or more"):
+        trace.load(write("t", text.replace("8,,0", "8,-1,0")), "pai-simulator")
+
+
 def test_acme_takes_the_time_between_start_and_end(write):
     kalos = (
         "job_id,user,node_num,gpu_num,cpu_num,mem_per_pod_GB,shared_mem_per_pod,type,state,submit_time,start_time,end_time,"

@@ -46,6 +46,48 @@ def test_a_column_that_is_not_read_is_reported(write, tmp_path):
     assert trace.load(tmp_path / "t.parquet", "parquet").warnings == (told,)
 
 
+@pytest.mark.parametrize(
+    "name", ["workers", "num_workers", "worker_num", "inst_num", "num_inst", "num_instances", "replicas"]
+)
+def test_gpus_of_each_worker_make_a_gang(write, tmp_path, name):
+    text = f"submit,duration,gpus,cpu,memory,{name}\n0,5,2,3000,6400,4\n1,5,1,500,7,\n2,5,0,500,7,2\n"
+    jobs = trace.load(write("t", text), "csv")
+    found = [(0, 0, 5, 8, 4, 12_000, 25_600), (1, 1, 5, 1, 1, 500, 7), (2, 2, 5, 0, 2, 1000, 14)]
+    assert rows(jobs, "pods", "cpu", "memory") == found
+    assert [
+        w.startswith(f"{name} is taken for a job's workers, each a pod with the GPUs, cores") for w in jobs.warnings
+    ] == [True]
+    named = trace.load(write("t", text), "csv", columns={"workers": name})
+    assert rows(named, "pods", "cpu", "memory") == found and not named.warnings
+    total = trace.load(write("t", text.replace("0,5,2,", "0,5,8,")), "csv", columns={"pods": name})
+    assert rows(total.take([0, 1]), "pods", "cpu") == [(0, 0, 5, 8, 4, 3000), (1, 1, 5, 1, 0, 500)]
+    pytest.importorskip("pyarrow")
+    from pyarrow import csv, parquet
+
+    parquet.write_table(csv.read_csv(write("t", text)), tmp_path / "p")
+    assert rows(trace.load(tmp_path / "p", "parquet"), "pods", "cpu", "memory") == found
+
+
+def test_workers_that_are_no_number_or_two_columns_are_named(write):
+    head = "submit,duration,gpus,workers"
+    for text, words in (
+        (f"{head}\n0,5,1,0\n", "t:2: workers is 0.0; expected a whole number of 1 or more"),
+        (f"{head}\n0,5,1,1.5\n", "t:2: workers is 1.5"), (f"{head}\n0,5,inf,2\n", "t:2: gpus is inf"),
+        (f"{head}\n0,5,1,9999999\n", "pods of job 0 .row 0. is 9,999,999; expected at most"),
+        ("submit,duration,gpus,num_workers,inst_num\n0,5,1,1,1\n",
+         "num_workers and inst_num may both be workers; expected one: --columns workers=num_workers"),
+    ):  # fmt: skip
+        with pytest.raises(TraceError, match=words):
+            trace.load(write("t", text), "csv")
+    both = f"{head},pods\n0,5,4,2,4\n"
+    jobs = trace.load(write("t", both), "csv")
+    assert (jobs.gpus[0], jobs.pods[0]) == (4, 4) and jobs.warnings == (
+        "columns of the trace that are not read: workers",
+    )
+    with pytest.raises(TraceError, match="there are both pods and workers; expected one of them"):
+        trace.load(write("t", both), "csv", columns={"workers": "workers"})
+
+
 def test_a_column_that_is_not_read_may_appear_twice(write):
     assert len(trace.load(write("t.csv", "submit,duration,gpus,x,x\n0,1,1,a,b\n"), "csv")) == 1
 

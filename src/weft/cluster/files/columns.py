@@ -49,6 +49,7 @@ class Columns:
         dates: of the numbers, those that are dates in the file: seconds since 1970.
         broken: lines with another number of cells than the header, which :func:`read` was told to leave out.
         guessed: the code page that was taken for one that the file does not tell.
+        called: wanted column → its name in the file, where that differs.
     """
 
     path: Path
@@ -60,6 +61,7 @@ class Columns:
     dates: Collection[str] = ()
     broken: Sequence[int] = ()
     guessed: str = ""
+    called: Mapping[str, str] = field(default_factory=dict)
 
     def wrong(self, row: int, column: str, expected: str) -> TraceError:
         value = self.numbers[column][row] if column in self.numbers else f"'{self.words[column][row]}'"
@@ -118,6 +120,7 @@ def read(
     called: Mapping[str, str] | None = None,
     dated: Collection[str] = (),
     alternatives: Mapping[str, Sequence[str]] = NOTHING,
+    synonyms: Mapping[str, Sequence[str]] = NOTHING,
     delimiter: str = ",",
     quoted: bool = True,
     lenient: bool = False,
@@ -134,6 +137,7 @@ def read(
         called: wanted column → its name in the file, where that differs.
         dated: of the numbers, those that may be dates (:func:`seconds`), all of a column or none.
         alternatives: of the numbers, column → the columns that may replace it (:func:`chosen`).
+        synonyms: wanted column → other names that it may have (:func:`known_as`).
         quoted: whether cells may be in quotation marks.
         lenient: leave out rows of another length than the header, and note their lines.
 
@@ -146,6 +150,8 @@ def read(
     delimiter, skipped = _delimiter(text, delimiter)
     rows = _rows(path, text, delimiter, quoted, skipped)
     names = list(header) if header else [name.strip() for name in next(rows, (0, []))[1]]
+    if synonyms:
+        called = known_as(path, names, synonyms, called)
     numbers = chosen(names, numbers, alternatives, called)
     positions = [
         (name, names.index(there)) for name, there in present(path, names, (*numbers, *words), optional, called)
@@ -190,7 +196,29 @@ def read(
         dates,
         broken,
         text.guessed,
+        called or {},
     )
+
+
+def known_as(
+    path: Path, names: Sequence[str], synonyms: Mapping[str, Sequence[str]], called: Mapping[str, str] | None
+) -> dict[str, str]:
+    """``called``, with the names that the file has for columns that neither it nor ``called`` has.
+
+    Raises:
+        TraceError: a column may be two of the file's.
+    """
+    found = dict(called or {})
+    for name, others in synonyms.items():
+        there = [other for other in others if other in names]
+        if name in found or name in names or not there:
+            continue
+        if len(there) > 1:
+            raise TraceError(
+                f"{path}: {' and '.join(there)} may both be {name}; expected one: --columns {name}={there[0]}"
+            )
+        found[name] = there[0]
+    return found
 
 
 def chosen(

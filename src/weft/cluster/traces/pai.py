@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.cluster.files import shares
 from weft.cluster.files.columns import read
 from weft.cluster.model import Jobs
 from weft.cluster.trace import Format, accepted, jobs_of, names, or_zero
@@ -33,12 +34,12 @@ def load(path: Path, jobs: str | Path | None = None) -> Jobs:
     table = read(path, ("inst_num", "start_time", "end_time", "plan_cpu", "plan_mem", "plan_gpu"), words, header=TASK)
     count = table.whole("inst_num", least=1)
     percent, start = table.numbers["plan_gpu"], table.numbers["start_time"]
-    share = (percent > 0) & (percent < 100)
+    gpus, milli, neither = shares.of_instances(percent / 100, count)
     types, type_sets = accepted(table.words["gpu_type"])
     leave_out = {
         "no GPU": ~(percent > 0),
         "no number of instances": np.isnan(count),
-        "neither a share of one GPU nor whole GPUs": ~share & (percent % 100 > 0),
+        shares.NEITHER: neither,
     }
     more: dict[str, Any] = {}
     submit = start
@@ -51,9 +52,9 @@ def load(path: Path, jobs: str | Path | None = None) -> Jobs:
         return or_zero(np.rint(table.numbers[column] * unit) * count)
 
     return jobs_of(
-        table, submit, table.numbers["end_time"] - start, np.where(share, 1, percent // 100) * count, leave_out,
+        table, submit, table.numbers["end_time"] - start, gpus, leave_out,
         id=[f"{job}/{task}" for job, task in zip(table.words["job_name"], table.words["task_name"], strict=True)],
-        pods=count, milli=np.where(share, np.maximum(np.rint(percent * 10), 1), 1000),
+        pods=count, milli=milli,
         cpu=whole_job("plan_cpu", 10), memory=whole_job("plan_mem", 1024), types=types, type_sets=type_sets, **more,
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.cluster.files.columns import Columns, chosen, present
+from weft.cluster.files.columns import Columns, chosen, known_as, present
 from weft.cluster.files.text import TraceError, bytes_of
 from weft.cluster.model import Jobs
 from weft.cluster.trace import Format
@@ -29,11 +29,12 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
     except ImportError as error:
         raise ImportError(f"Parquet needs PyArrow: pip install 'weft[parquet]' ({error})", name="pyarrow") from None
 
-    called = csv.known(columns)
+    given = csv.known(columns)
     try:
         file = parquet.ParquetFile(io.BytesIO(bytes_of(path)))
     except pyarrow.ArrowException as error:
         raise TraceError(f"{path}: no Parquet file: {error}") from None
+    called = known_as(path, file.schema_arrow.names, csv.synonyms(given), given)
     wanted = chosen(file.schema_arrow.names, csv.NUMBERS, csv.ALTERNATIVES, called)
     positions = present(path, file.schema_arrow.names, (*wanted, *csv.WORDS), csv.OPTIONAL, called)
     weft_s = (file.schema_arrow.metadata or {}).get(b"weft", b"")  # what weft writes it knows
@@ -54,8 +55,8 @@ def load(path: Path, columns: Mapping[str, str] | None = None) -> Jobs:
         else:
             numbers[name] = np.asarray(column.to_numpy(), np.float64) / (1e6 if name in dates else 1)
     lines, generated = np.arange(1, table.num_rows + 1), b'"generated": true' in weft_s
-    columns_of = Columns(path, numbers, words, lines, tuple(file.schema_arrow.names), generated, dates)
-    return csv.jobs_from(columns_of, [] if weft_s else csv.unread(columns_of, called))
+    columns_of = Columns(path, numbers, words, lines, tuple(file.schema_arrow.names), generated, dates, called=called)
+    return csv.jobs_from(columns_of, [] if weft_s else csv.doubts(columns_of, given))
 
 
 FORMAT = Format("parquet", load, "csv's columns in a Parquet file", options=("columns",))
