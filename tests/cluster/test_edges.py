@@ -187,9 +187,36 @@ ANY = st.text(
     st.characters(blacklist_categories=("Cs", "Cc", "Zl", "Zp"), blacklist_characters="\x85"), min_size=1, max_size=12
 )
 WORD = ANY.map(str.strip).filter(bool)  # what no format can tell from its surroundings: blanks at either end
-ROWS = st.lists(
-    st.tuples(WORD, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 4096)), min_size=1, max_size=6
+HOSTILE = st.sampled_from(
+    [
+        '"',
+        "'a",
+        'say ""hi""',
+        "#x",
+        "[red]:boom:",
+        "a,b;c\td",
+        "=1+1",
+        "NULL",
+        "nan",
+        "Unknown",
+        "\\N",
+        "Köln 𝕏",
+        "%s{}",
+        "; x",
+    ]
 )
+LINES = st.sampled_from(
+    ["two\nlines", '"a\r\nb', "tab\there\n# x", "a|b", "x\n\ny"]
+)  # where a format can tell them apart
+
+
+def rows_of(names):
+    """Name, submission, duration, GPUs."""
+    row = st.tuples(names, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 4096))
+    return st.lists(row, min_size=1, max_size=6)
+
+
+ROWS = rows_of(WORD | HOSTILE | LINES)
 often = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -220,7 +247,7 @@ def test_csv(write, rows):
 
 
 @often
-@given(rows=ROWS.filter(lambda rows: not any("|" in name for name, *_ in rows)))
+@given(rows=rows_of((WORD | HOSTILE).filter(lambda name: "|" not in name)))
 def test_sacct(write, rows):
     lines = ["JobID|Account|Submit|Start|End|Elapsed|AllocTRES"]
     for k, (name, submit, ran, gpus) in enumerate(rows):

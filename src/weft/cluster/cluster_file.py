@@ -20,8 +20,8 @@ class ClusterFormat:
     Args:
         name: what users call it.
         load: ``(path) -> Cluster``.
-        matches: ``(path, text) -> bool``: whether a file is of this format, by its name and first 4,096 characters. A file
-            must not match two formats.
+        matches: ``(path, text) -> bool``: whether a file is of this format, by its name and first 4,096 characters (none of a
+            folder). A file must not match two formats.
         meaning: one line: where it comes from, its columns and units.
     """
 
@@ -36,7 +36,7 @@ def formats() -> dict[str, ClusterFormat]:
 
 
 def load(path: str | Path, format: str = "") -> Cluster:
-    """The nodes of a cluster file, plain or gzip'd.
+    """The nodes of a cluster file, plain or gzip'd, or of a folder of Kubernetes' YAML files.
 
     Args:
         format: ``yaml``, ``tiresias`` …; by default the one that the file looks like.
@@ -49,8 +49,10 @@ def load(path: str | Path, format: str = "") -> Cluster:
     if format and format not in known:
         raise UnknownName("cluster file format", format, known)
     if not format:
-        begin = text_of(path).read(4096)
+        begin = "" if path.is_dir() else text_of(path).read(4096)
         format = next((name for name, of in known.items() if of.matches(path, begin)), "")
+    if not format and path.is_dir():
+        raise TraceError(f"{path} is a folder; expected a file, or a folder of nodes in YAML")
     if not format:
         kinds = "\n  ".join(f"{name}: {of.meaning}" for name, of in known.items())
         raise TraceError(f"{path}: it is no cluster file that weft recognises; expected one of\n  {kinds}")

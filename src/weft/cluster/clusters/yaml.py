@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.cluster.cluster_file import ClusterFormat
+from weft.cluster.files.kubernetes import YAML
 from weft.cluster.files.text import TraceError
 from weft.cluster.files.yaml import entries, line, mapping
 from weft.cluster.model import Cluster, NodeGroup
@@ -64,6 +65,6 @@ def _group(path: Path, node: Any) -> NodeGroup:
 CLUSTER = ClusterFormat(
     "yaml",
     load,
-    lambda path, text: path.name.removesuffix(".gz").endswith((".yaml", ".yml")),
+    lambda path, text: path.name.removesuffix(".gz").endswith((".yaml", ".yml")) and not YAML.search(text),
     "a list of groups of nodes under 'nodes:', with " + ", ".join(KEYS),
 )

@@ -1,19 +1,14 @@
-"""What ``kubectl get … -o json`` writes: objects of a kind, quantities, accelerators among the resources."""
+"""What ``kubectl get … -o json`` or ``-o yaml`` writes: objects of a kind, quantities."""
 
 import re
-from collections.abc import Mapping
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from weft.cluster.files.text import TraceError, json_of
+from weft.cluster.files.columns import LARGEST
+from weft.cluster.files.text import TraceError, json_of, text_of
+from weft.cluster.files.yaml import documents
 
-PRODUCT = "nvidia.com/gpu.product"  # the label that NVIDIA's feature discovery gives a node, and a pod selects
-ACCELERATOR = re.compile(r"[^/]+/(gpu|npu|tpu|fpga|mlu|gcu|dcu|gaudi|neuron|ascend\w*)", re.IGNORECASE)
-SHARED = re.compile(r"nvidia\.com/gpu\.shared")  # a time slice, where the device plugin renames them
-MIG = re.compile(r"nvidia\.com/mig-(\d+)g\..*")  # a slice of so many sevenths of a GPU
-SINGLE = re.compile(r".*-MIG-(\d+)g\..*")  # the product of a node whose GPUs are all cut into such slices
-REPLICAS = "nvidia.com/gpu.replicas"  # a label: time slices or MPS clients of each GPU
+YAML = re.compile(r"^(?:apiVersion|kind):", re.MULTILINE)  # how an object in YAML begins
 QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)(m|k|[KMGTPE]i?)?")
 UNITS = {"": 1.0, "m": 1e-3, "k": 1e3} | {
     prefix + suffix: base**power
@@ -23,12 +18,29 @@ UNITS = {"": 1.0, "m": 1e-3, "k": 1e3} | {
 
 
 def objects(path: Path, kind: str) -> list[dict[str, Any]]:
-    """The objects of a kind in a file that holds one object or a list.
+    """The objects of a kind in a file that holds one object, a list or YAML documents; in a folder, of its YAML files.
 
     Raises:
-        TraceError: it is no JSON, or not Kubernetes'.
+        TraceError: it is neither JSON nor YAML, or not Kubernetes'.
+        ImportError: PyYAML is missing.
     """
-    found = json_of(path)
+    files = yaml_files(path) if path.is_dir() else [path]
+    return [item for file in files for whole in _documents(file) for item in _of_kind(file, whole, kind)]
+
+
+def yaml_files(folder: Path) -> list[Path]:
+    """The YAML files in a folder and below it, by name."""
+    return sorted(file for file in folder.rglob("*") if file.suffix in (".yaml", ".yml"))
+
+
+def _documents(path: Path) -> list[Any]:
+    text = text_of(path).read()
+    if text.lstrip().startswith("{") or not YAML.search(text):
+        return [json_of(path)]
+    return documents(path, text)
+
+
+def _of_kind(path: Path, found: Any, kind: str) -> list[dict[str, Any]]:
     whole = str(found.get("kind", "")) if isinstance(found, dict) else ""
     items = found.get("items") if whole.endswith("List") else [found] if whole else None
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
@@ -42,31 +54,13 @@ def quantity(text: Any) -> float:
     Raises:
         ValueError: it is no quantity.
     """
-    match = QUANTITY.fullmatch(str(text))
+    match = (
+        QUANTITY.fullmatch(str(text)) if isinstance(text, str | int | float) and not isinstance(text, bool) else None
+    )
     if not match:
+        text = text if isinstance(text, str | int | float) else type(text).__name__
         raise ValueError(f"'{text}' is no quantity, such as 500m or 64Gi")
-    return float(match[1]) * UNITS[match[2] or ""]
-
-
-def parts(resources: Mapping[str, Any], labels: Mapping[str, Any]) -> dict[Fraction, int]:
-    """How many parts of GPUs the resources have, by their size: 1 for whole GPUs. 0 is a time slice of unknown size.
-
-    Args:
-        labels: of the node, which say what ``nvidia.com/gpu`` counts there: GPUs, time slices of them, or slices of MIG.
-    """
-    of_node = Fraction(1, max(int(labels.get(REPLICAS) or 1), 1))
-    if match := SINGLE.fullmatch(str(labels.get(PRODUCT, ""))):
-        of_node *= Fraction(min(int(match[1]), 7), 7)
-    found: dict[Fraction, int] = {}
-    for name, n in resources.items():
-        if match := MIG.fullmatch(name):
-            size = Fraction(min(int(match[1]), 7), 7)
-        elif SHARED.fullmatch(name):
-            size = of_node if of_node < 1 else Fraction(0)
-        elif ACCELERATOR.fullmatch(name):
-            size = of_node
-        else:
-            continue
-        if count := round(quantity(n)):
-            found[size] = found.get(size, 0) + count
-    return found
+    value = float(match[1]) * UNITS[match[2] or ""]
+    if not value < LARGEST:
+        raise ValueError(f"'{text!s:.40}' is more than any cluster has")
+    return value

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.cluster.files import kubernetes
+from weft.cluster.files import accelerators, kubernetes
+from weft.cluster.files.claims import Claims
 from weft.cluster.files.columns import seconds
 from weft.cluster.files.text import TraceError
 from weft.cluster.model import Jobs
@@ -21,23 +22,29 @@ def load(path: Path) -> Jobs:
 
     Submitted at ``creationTimestamp``, counted from the first. It holds its GPUs from when it was scheduled, images are pulled
     and restarts included, to the last end of its containers. Requests are those of its containers together, or of the largest
-    that initialises where that is more. Slices of MIG and time slices are shares of a GPU; how many a GPU has is said by the
-    labels of its node, where the file has nodes too. The type it accepts is that of its ``nodeSelector``
-    (nvidia.com/gpu.product); affinities are ignored. Left out and counted: pods without an accelerator, with time slices of
-    unknown size or parts of several sizes, that have not finished, and that finished without having run.
+    that initialises where that is more, and its resource claims where the file has them. Slices of MIG, time slices, MPS and
+    shares of a GPU's memory or cores (HAMi, Volcano, gpushare …; the larger of both) are shares of a GPU; how much one has is
+    said by its node, where the file has nodes too. The type it accepts is that of its ``nodeSelector``
+    (nvidia.com/gpu.product); affinities are ignored. Left out and counted: pods without an accelerator, with parts of unknown
+    or several sizes, that have not finished, and that finished without having run.
     """
-    nodes = {name: _sharing(labels) for name, labels in _labels(path)}
-    alike = list({str(labels): labels for labels in nodes.values()}.values())
-    common = alike[0] if len(alike) == 1 else {}
+    nodes = _sharing(path)
+    alike = set(nodes.values())
+    common = alike.pop() if len(alike) == 1 else accelerators.Sharing()
+    pods = kubernetes.objects(path, "Pod")
+    try:
+        claims = Claims(path, pods)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise TraceError(f"{path}: resource claims: {type(error).__name__}: {error}") from None
     rows: list[tuple[Any, ...]] = []
     dropped = Counter[str]()
-    for pod in kubernetes.objects(path, "Pod"):
+    for pod in pods:
         about = pod.get("metadata")
         about = about if isinstance(about, dict) else {}
         space = str(about.get("namespace", "default"))
         name = f"{space}/{about.get('name', '')}"
         try:
-            row = _row(pod, nodes.get(str(pod["spec"].get("nodeName", "")), common))
+            row = _row(pod, nodes.get(str(pod["spec"].get("nodeName", "")), common), claims)
             if isinstance(row, str):
                 dropped[row] += 1
             else:
@@ -60,36 +67,43 @@ def load(path: Path) -> Jobs:
     )  # fmt: skip
 
 
-def _labels(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """Nodes' names and labels."""
-    abouts = [node.get("metadata") for node in kubernetes.objects(path, "Node")]
-    named = [(str(about.get("name", "")), about.get("labels")) for about in abouts if isinstance(about, dict)]
-    return [(name, labels) for name, labels in named if isinstance(labels, dict)]
+def _sharing(path: Path) -> dict[str, accelerators.Sharing]:
+    """What each node says of its accelerators."""
+    found = {}
+    for node in kubernetes.objects(path, "Node"):
+        about = node.get("metadata")
+        name = str(about.get("name", "")) if isinstance(about, dict) else ""
+        try:
+            found[name] = accelerators.sharing(node)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise TraceError(f"{path}: node '{name}': {type(error).__name__}: {error}") from None
+    return found
 
 
-def _sharing(labels: dict[str, Any]) -> dict[str, Any]:
-    """The labels that say what ``nvidia.com/gpu`` counts."""
-    return {name: labels[name] for name in (kubernetes.REPLICAS, kubernetes.PRODUCT) if name in labels}
-
-
-def _row(pod: dict[str, Any], labels: dict[str, Any]) -> str | tuple[float, int, int, int, int, str, float]:
+def _row(
+    pod: dict[str, Any], node: accelerators.Sharing, claims: Claims
+) -> str | tuple[float, int, int, int, int, str, float]:
     """Seconds that it held its accelerators, how many, thousandths of each, thousandths of cores, MiB, accepted type, priority;
-    or why it is left out. ``labels`` are its node's."""
+    or why it is left out. ``node`` is what its node says."""
     spec, status = pod["spec"], pod.get("status", {})
     containers = [_requests(c) for c in spec["containers"]]
     before = [_requests(c) for c in spec.get("initContainers", [])]
-    together = Counter[Any]()
-    for each in containers:
-        together.update(kubernetes.parts(each, labels))
-    parts = max([together, *(kubernetes.parts(each, labels) for each in before)], key=lambda of: sum(of.values()))
+    notes = pod["metadata"].get("annotations") or {}
+    try:
+        together = claims.parts(pod)
+        for each in (*containers, {name: notes[name] for name in accelerators.NOTES if name in notes}):
+            together.update(accelerators.requested(each, node))
+        first = [accelerators.requested(each, node) for each in before]
+    except accelerators.Unknown as why:
+        return str(why)
+    parts = max([together, *first], key=lambda of: sum(of.values()))
     if not parts:
         return "no GPU"
-    if 0 in parts:
-        return f"time slices of a GPU, of unknown size: the label {kubernetes.REPLICAS} of its node says it"
     if len(parts) > 1:
         return "parts of GPUs of several sizes"
-    ((size, gpus),) = parts.items()
-    if size < 1 and size * gpus <= 1:  # several slices may lie on one GPU
+    ((part, gpus),) = parts.items()
+    size = part.size
+    if size < 1 and size * gpus <= 1 and not part.apart:  # several slices may lie on one GPU
         size, gpus = size * gpus, 1
     if status.get("phase") not in ("Succeeded", "Failed"):
         return "not finished"
@@ -111,13 +125,14 @@ def _row(pod: dict[str, Any], labels: dict[str, Any]) -> str | tuple[float, int,
         requested = [[kubernetes.quantity(requests.get(name, 0)) for requests in part] for part in (containers, before)]
         return max(sum(requested[0]), *requested[1], 0.0)
 
+    selected = spec.get("nodeSelector") or {}
     return (
         max(ends) - min(starts),
         gpus,
         max(int(1000 * size), 1),
         round(total("cpu") * 1000),
         round(total("memory") / 2**20),
-        str(spec.get("nodeSelector", {}).get(kubernetes.PRODUCT, "")).removesuffix("-SHARED"),
+        next((str(selected[name]).removesuffix("-SHARED") for name in accelerators.MODELS if name in selected), ""),
         float(spec.get("priority") or 0),
     )
 
