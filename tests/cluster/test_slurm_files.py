@@ -208,6 +208,7 @@ HEAD = "NODELIST GRES CPUS MEMORY STATE\n"
     (HEAD + "a gpu:1 1 1 idle\na gpu:2 1 1 idle", ":3: node 'a' is there before, and not the same ("),
     ("NODELIST STATE\na idle", "no column GRES (there are: NODELIST, STATE); expected those of sinfo -N"),
     ("NodeName=a State=IDLE Gres=(null) CPUTot=4", ":1: node 'a' has no RealMemory"),
+    ("NodeName=a State=IDLE Gres=(null) CPUTot=4 RealMemory=9\nNodName=b State=IDLE", ":2: expected 'NodeName=…'"),
     ("NodeName=a State=IDLE CPUTot=4", "has no Gres"), ("NodeName=a State=IDLE Gres=gpu:1 CPUTot=-4 RealMemory=1",
     "CPUTot of node 'a' is '-4'"),
     ('{"nodes": [{}]}', "node 1: KeyError: 'cpus'"), ('{"nodes": [3]}', "node 1: AttributeError"),

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 import numpy as np
 import pytest
+import slurm_files as slurm
 from sample_traces import HELIOS, OWN, PAI, SACCT, SPEEDS, YAML, attempt, node, philly, pod, rows, tar
 
 from weft.cluster import cluster_file, trace
@@ -329,6 +330,33 @@ PODS = {
         node("n", {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "8"}, **{"nvidia.com/gpu.memory": "81559"}),
     ],
 }
+CLAIM = {"devices": {"requests": [{"name": "g", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}}]}}
+CLAIMS = {
+    "kind": "List",
+    "items": [
+        pod("p", {"nvidia.com/gpumem": 4096}, ("2024-05-01T10:01:00Z", "2024-05-01T10:02:00Z"), nodeName="n"),
+        pod(
+            "q",
+            {},
+            ("2024-05-01T10:01:00Z", "2024-05-01T10:02:00Z"),
+            resourceClaims=[{"name": "x", "resourceClaimName": "c"}],
+        ),
+        {"kind": "ResourceClaim", "metadata": {"name": "c", "namespace": "lab"}, "spec": CLAIM},
+        node("n", {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "8"}, **{"nvidia.com/gpu.memory": "81559"}),
+    ],
+}
+SLURM_JOB = {
+    "id": "7_1", "user": "ann", "account": "lab", "submit": 0, "eligible": 9, "start": 60, "end": 90, "elapsed": 30, "limit": 5,
+    "nodes": 1, "priority": 4, "reservation": "", "tres": {"cpu": 2, "mem": 1024, "gres/gpu": 2},
+}  # fmt: skip
+SLURM_NODE = {
+    "name": "cn1",
+    "gres": "gpu:h100:8(S:0-1),shard:4",
+    "state": "IDLE",
+    "cpus": 8,
+    "memory": 1024,
+    "text": "none",
+}
 SAMPLES = {
     "csv": OWN.replace("name,at,s,gpu_num", "id,submit,duration,gpus"), "pai": PAI, "philly": json.dumps(PHILLY),
     "sacct": SACCT, "kubectl": json.dumps(PODS), "gavel": "LM\tcmd\tfolder\t-n\t1\t100\t2\t2\t-1.0\t0\n",
@@ -336,6 +364,16 @@ SAMPLES = {
     "openb cluster": "sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,P100\nb,32000,1000,0,\n",
     "pai cluster": "7399a7,CPU,96,512,0\n75c536,V100M32,96,384,8\n",
     "tiresias cluster": "num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n2,3,4,40,256\n",
+    "spot": "job_name,organization,gpu_model,cpu_request,gpu_request,worker_num,submit_time,duration,job_type\n"
+    "a,1,T4,8,1,3,0,9,HP\n",
+    "pai-simulator": "job_id,num_inst,submit_time,num_cpu,num_gpu,gpu_type,duration,user\n7,2,10,6,0.5,T4,30,u\n",
+    "spot cluster": "gpu_model,gpu_capacity_num,cpu_num,node_name\nA10,1,128,0\n",
+    "sacct-json": slurm.as_json([SLURM_JOB], "object"), "sacct-json plain": slurm.as_json([SLURM_JOB], "plain"),
+    "scontrol cluster": slurm.scontrol([SLURM_NODE]), "scontrol cluster json": slurm.scontrol([SLURM_NODE], "json"),
+    "sinfo cluster": slurm.sinfo([SLURM_NODE]), "sinfo cluster json": slurm.sinfo([SLURM_NODE], "json"),
+    "kubectl claims": json.dumps(CLAIMS), "kubectl cluster claims": json.dumps(CLAIMS),
+    "kubernetes-yaml cluster": "apiVersion: v1\nkind: Node\nmetadata: {name: a}\nstatus:\n"
+    "  capacity: {cpu: 4, memory: 1Gi, x/gpu: 2}\n",
 }  # fmt: skip
 
 
@@ -365,8 +403,8 @@ def test_a_damaged_file_is_read_or_named_as_wrong(write, sample):
     """Whatever is changed in a file, it is read, or refused by an error that names it; nothing else is ever raised."""
     g = np.random.default_rng(len(sample))
     write("simulation_throughputs.json", SPEEDS)
-    format, _, kind = sample.partition(" ")
-    if format == "yaml":
+    format, kind = [*sample.split(), ""][:2]
+    if format.endswith("yaml"):
         pytest.importorskip("yaml")
     refused = 0
     for _ in range(200):

@@ -19,6 +19,7 @@ STATES = {  # how a state begins, in lower case → why its node takes no jobs, 
     "no_respond": "not responding", "not_respond": "not responding", "future": "of the future",
     "unk": "in an unknown state", "error": "in an unknown state", "inval": "with an invalid registration",
 }  # fmt: skip
+STRAY = re.compile(r"^(?!NodeName=)\S", re.MULTILINE)  # a line that begins otherwise, and is not indented
 JSON = re.compile(r'\s*\{\s*"(nodes|meta|errors|warnings|last_update)"')
 NODES = re.compile(r'"nodes"\s*:')
 
@@ -59,6 +60,12 @@ def load(path: Path) -> Cluster:
 
 def _of_text(path: Path, text: str) -> Iterable[Node]:
     starts = list(NODE.finditer(text))
+    other = STRAY.search(text, starts[0].start()) if starts else STRAY.search(text)
+    if other or not starts:
+        line = text.count("\n", 0, other.start() if other else 0) + 1
+        raise TraceError(
+            f"{path}:{line}: expected 'NodeName=…', or an indented line of such a node, as of 'scontrol show node'"
+        )
     for match, end in zip(starts, [*(later.start() for later in starts[1:]), len(text)], strict=True):
         at = f"{path}:{text.count(chr(10), 0, match.start()) + 1}"
         part = text[match.start() : end]
