@@ -17,16 +17,7 @@ from torch import Tensor
 from weft.operators import partial_sums
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.dropout.philox import dropped
-from weft.operators.dropout.shifted import (
-    addresses,
-    in_rows,
-    lie_alike,
-    read_tile,
-    rows_of,
-    shift_of,
-    takes_last,
-    write_tile,
-)  # fmt: skip
+from weft.operators.dropout.shifted import lie_alike, read_tile, rows_of, shift_of, takes_last, write_tile
 from weft.operators.launch import Plan, multiprocessors
 from weft.operators.layout import views
 from weft.operators.normalization.kernels import ONE_PASS_BACKWARD, backward_heuristic
@@ -54,25 +45,6 @@ def write_rows(ptr, row, col, N, inside, value):
 
 
 @triton.jit
-def read_shifted(
-    ptr, row, row_stride, col_stride, col, M, N, shift, last_row, PERIOD: tl.constexpr, ALIKE: tl.constexpr
-):
-    """Of a tensor whose rows begin at vectors as those of [M, N] do, or not ALIKE."""
-    if PERIOD == 1 or ALIKE:
-        at = addresses(ptr, row, row_stride, col_stride, col, shift, PERIOD)
-        return read_tile(at, row, col, M, N, shift, last_row, PERIOD)
-    else:
-        at = ptr + row[:, None] * row_stride + (col - shift)[None, :] * col_stride
-        inside = in_rows(row, col, M, N, shift, PERIOD)
-        return tl.load(at, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
-
-
-@triton.jit
-def write_shifted(ptr, row, col, M, N, shift, value, PERIOD: tl.constexpr):
-    write_tile(addresses(ptr, row, N, 1, col, shift, PERIOD), value, row, col, M, N, shift, PERIOD)
-
-
-@triton.jit
 def read_weight(ptr, col, N, shift):
     inside = (col >= shift) & (col < N + shift)
     return tl.load(ptr + col - shift, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)[None, :]
@@ -92,14 +64,14 @@ def forward_rows(
     col = tl.arange(0, BLOCK)
     if SEED_IN_MEMORY:
         seed = tl.load(seed_ptr)
-    x = read_shifted(x_ptr, row, x_row, x_col, col, M, N, shift, last_row, PERIOD, X_ALIKE)
-    residual = read_shifted(residual_ptr, row, r_row, r_col, col, M, N, shift, last_row, PERIOD, R_ALIKE)
+    x = read_tile(x_ptr, row, x_row, x_col, col, M, N, shift, last_row, PERIOD, X_ALIKE)
+    residual = read_tile(residual_ptr, row, r_row, r_col, col, M, N, shift, last_row, PERIOD, R_ALIKE)
     x = dropped(x, parts_of(row, 0, N, BLOCK, PER), seed, offset, last, PER)
     h = (residual + x * scale).to(h_ptr.dtype.element_ty)
-    write_shifted(h_ptr, row, col, M, N, shift, h, PERIOD)
+    write_tile(h_ptr, row, col, M, N, shift, h, PERIOD)
     h = h.to(tl.float32)
     rstd = tl.rsqrt(tl.sum(h * h, axis=1) / N + eps)[:, None]
-    write_shifted(y_ptr, row, col, M, N, shift, h * rstd * read_weight(w_ptr, col, N, shift), PERIOD)
+    write_tile(y_ptr, row, col, M, N, shift, h * rstd * read_weight(w_ptr, col, N, shift), PERIOD)
 
 
 @triton.jit(do_not_specialize=["seed_ptr", "seed", "offset", "last", "scale"])
@@ -118,18 +90,18 @@ def forward_long_rows(
     squares = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in range(0, N + shift, BLOCK):
         col = start + tl.arange(0, BLOCK)
-        x = read_shifted(x_ptr, row, x_row, x_col, col, M, N, shift, last_row, PERIOD, X_ALIKE)
-        residual = read_shifted(residual_ptr, row, r_row, r_col, col, M, N, shift, last_row, PERIOD, R_ALIKE)
+        x = read_tile(x_ptr, row, x_row, x_col, col, M, N, shift, last_row, PERIOD, X_ALIKE)
+        residual = read_tile(residual_ptr, row, r_row, r_col, col, M, N, shift, last_row, PERIOD, R_ALIKE)
         x = dropped(x, parts_of(row, start, N, BLOCK, PER), seed, offset, last, PER)
         h = (residual + x * scale).to(h_ptr.dtype.element_ty)
-        write_shifted(h_ptr, row, col, M, N, shift, h, PERIOD)
+        write_tile(h_ptr, row, col, M, N, shift, h, PERIOD)
         squares += h.to(tl.float32) * h.to(tl.float32)
     rstd = tl.rsqrt(tl.sum(squares, axis=1) / N + eps)[:, None]
     tl.debug_barrier()  # what was written is read again; another thread may have written it
     for start in range(0, N + shift, BLOCK):
         col = start + tl.arange(0, BLOCK)
-        h = read_shifted(h_ptr, row, N, 1, col, M, N, shift, last_row, PERIOD, True)
-        write_shifted(y_ptr, row, col, M, N, shift, h * rstd * read_weight(w_ptr, col, N, shift), PERIOD)
+        h = read_tile(h_ptr, row, N, 1, col, M, N, shift, last_row, PERIOD, True)
+        write_tile(y_ptr, row, col, M, N, shift, h * rstd * read_weight(w_ptr, col, N, shift), PERIOD)
 
 
 @triton.jit(do_not_specialize=["seed_ptr", "seed", "offset", "last", "scale"])

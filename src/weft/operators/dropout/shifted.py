@@ -36,12 +36,9 @@ def takes_last(program, M, ROWS: tl.constexpr, PERIOD: tl.constexpr):
 
 
 @triton.jit
-def addresses(ptr, row, row_stride, col_stride, col, shift, PERIOD: tl.constexpr):
-    """Of columns ``col - shift``."""
-    if PERIOD > 1:
-        return ptr + tl.multiple_of(row * row_stride - shift, PERIOD)[:, None] + col[None, :]
-    else:
-        return ptr + row[:, None] * row_stride + col[None, :] * col_stride
+def vectors_at(ptr, row, row_stride, col, shift, PERIOD: tl.constexpr):
+    """The addresses of columns ``col - shift``, which are side by side."""
+    return ptr + tl.multiple_of(row * row_stride - shift, PERIOD)[:, None] + col[None, :]
 
 
 @triton.jit
@@ -54,27 +51,36 @@ def in_rows(row, col, M, N, shift, PERIOD: tl.constexpr):
 
 
 @triton.jit
-def read_tile(at, row, col, M, N, shift, last, PERIOD: tl.constexpr):
-    """The elements in fp32, with 0 where no row is. Of vectors that lie across a row's ends the rest is read too, unless the
-    row may be the ``last`` one."""
-    inside = in_rows(row, col, M, N, shift, PERIOD)
-    if PERIOD == 1:
-        x = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_last")
+def read_tile(ptr, row, row_stride, col_stride, col, M, N, shift, last, PERIOD: tl.constexpr, ALIKE: tl.constexpr):
+    """The elements in fp32, with 0 where no row is, of a tensor whose rows begin at vectors as those of [M, N] do, or not
+    ALIKE. Of vectors that lie across a row's ends the rest is read too, unless the row may be the ``last`` one."""
+    VECTORS: tl.constexpr = PERIOD > 1 and ALIKE
+    if VECTORS:
+        at = vectors_at(ptr, row, row_stride, col, shift, PERIOD)
     else:
+        at = ptr + row[:, None] * row_stride + (col - shift)[None, :] * col_stride
+    inside = in_rows(row, col, M, N, shift, PERIOD)
+    if VECTORS:
         if last:
             x = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_last")
         else:
             vectors = (col // PERIOD * PERIOD < N + shift)[None, :]
             x = tl.load(at, mask=vectors, other=0.0, eviction_policy="evict_last")
         x = tl.where(inside, x, 0.0)
+    else:
+        x = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_last")
     return x.to(tl.float32)
 
 
 @triton.jit
-def write_tile(at, value, row, col, M, N, shift, PERIOD: tl.constexpr):
-    """Vectors that lie in a row are written whole, those across its ends by element."""
+def write_tile(ptr, row, col, M, N, shift, value, PERIOD: tl.constexpr):
+    """Of a contiguous tensor: vectors that lie in a row are written whole, those across its ends by element."""
+    if PERIOD == 1:
+        at = ptr + row[:, None] * N + col[None, :]
+    else:
+        at = vectors_at(ptr, row, N, col, shift, PERIOD)
     inside = in_rows(row, col, M, N, shift, PERIOD)
-    value = value.to(at.dtype.element_ty)
+    value = value.to(ptr.dtype.element_ty)
     if PERIOD == 1:
         tl.store(at, value, mask=inside)
     else:
