@@ -191,6 +191,33 @@ def test_claims_from_a_template_and_claims_that_pods_share(write):
     assert jobs.dropped == {"a resource claim that several pods share": 2}
 
 
+def sliced(node: str, driver: str, generation: int, *devices: dict) -> dict:
+    pool = {"name": node, "generation": generation}
+    return {"kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": {"nodeName": node, "driver": driver, "pool": pool,
+            "devices": list(devices)}}  # fmt: skip
+
+
+def test_a_node_has_the_devices_of_its_resource_slices(write):
+    def gpu(name: str, **said) -> dict:
+        attributes = {"productName": {"string": "H100"}, **{key: {"string": text} for key, text in said.items()}}
+        return {"name": name, "attributes": attributes, "capacity": {"memory": {"value": "80Gi"}}}
+
+    slices = [
+        sliced("n", "gpu.nvidia.com", 2, gpu("gpu-0"), {"name": "gpu-1", "basic": gpu("gpu-1")}),
+        sliced("n", "gpu.nvidia.com", 1, *(gpu(f"old-{k}") for k in range(8))), sliced("n", "nic.example.com", 1, gpu("nic")),
+        sliced("m", "gpu.nvidia.com", 1, *(gpu(f"mig-{k}", parentUUID=f"GPU-{k // 7}") for k in range(14))),
+    ]  # fmt: skip
+    items = [node("n", PLAIN), node("m", PLAIN), node("c", PLAIN), node("p", {**PLAIN, "nvidia.com/gpu": 4})]
+    cluster = cluster_file.load(load(write, *items, *slices, sliced("p", "gpu.nvidia.com", 1, gpu("gpu-0"))))
+    assert cluster.gpus.tolist() == [2, 2, 0, 4] and cluster.gpu_memory.tolist() == [80, -1, -1, -1]
+    assert [cluster.types[k] for k in cluster.gpu_type] == ["H100", "H100", "none", "nvidia.com/gpu"]
+    for wrong in ({"devices": [3]}, {"pool": None}, {"devices": [{"name": "a", "attributes": {"x": 3}}]}):
+        broken = sliced("n", "gpu.nvidia.com", 1)
+        broken["spec"] |= wrong
+        with pytest.raises(TraceError, match="resource slice 's': "):
+            cluster_file.load(load(write, *items, broken))
+
+
 @pytest.mark.parametrize(("item", "words"), [
     (of({"nvidia.com/gpu": "two"}, {}, {}), "node 'n': ValueError: 'two' is no quantity"), ({"kind": "Node"},
     "node '': KeyError: 'metadata'"),

@@ -71,6 +71,21 @@ def test_what_a_job_of_sacct_json_means(write):
     assert told.startswith("1 job: became eligible after the submission")
 
 
+def test_parts_of_jobs_pending_arrays_and_reservations_are_told(write):
+    jobs = read(write, [{**RUN, "id": "7+0"}, {**RUN, "id": "7+1", "reservation": "maint"}])
+    assert list(jobs.id) == ["7+0", "7+1"] and jobs.warnings == (
+        "2 jobs: parts of heterogeneous jobs, each a job of its own",
+        "1 job: ran in a reservation, of which the simulation has none",
+    )
+    pending = json.loads(files.as_json([RUN, RUN], "object"))
+    pending["jobs"][1] |= {
+        "array": {"job_id": 9, "task_id": {"set": False, "infinite": False, "number": 0}, "task": "4-9"}
+    }
+    pending["jobs"][1]["time"] |= {"start": 0, "end": 0}
+    jobs = trace.load(write("a", pending), "sacct-json")
+    assert list(jobs.id) == ["7"] and jobs.dropped == {"never started": 1}
+
+
 @pytest.mark.parametrize("format", ["sacct", "sacct-json"])
 def test_a_requeued_job_has_a_job_for_each_run_and_a_row_that_is_there_again_counts_once(write, format):
     again = {**RUN, "submit": 100, "eligible": 100, "start": 150, "end": 155, "elapsed": 5}

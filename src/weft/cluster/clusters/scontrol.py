@@ -16,7 +16,7 @@ from weft.words import count
 NODE = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
 STATES = {  # how a state begins, in lower case → why its node takes no jobs, the most important first
     "down": "down", "drain": "drained or draining", "drng": "drained or draining", "fail": "failing",
-    "no_respond": "not responding", "not_respond": "not responding", "future": "of the future",
+    "no_respond": "not responding", "not_respond": "not responding", "future": "of the future", "futr": "of the future",
     "unk": "in an unknown state", "error": "in an unknown state", "inval": "with an invalid registration",
 }  # fmt: skip
 STRAY = re.compile(r"^(?!NodeName=)\S", re.MULTILINE)  # a line that begins otherwise, and is not indented
