@@ -251,4 +251,8 @@ def test_check_tells_of_the_cluster(tmp_path, weft):
     shown = " ".join(weft("check", *args)[1].split())
     assert "cluster: 2 nodes, GPUs: 8 h100, 2 a" in shown and "cluster, left out: 1 node, drained or draining" in shown
     assert "cluster, doubtful: 4 gres/shards of 2 GPUs on 1 node" in shown
+    assert (
+        found["assumed"] == ["no memory of a GPU of 2 nodes: enough for any job"]
+        and f"cluster, assumed: {found['assumed'][0]}" in shown
+    )
     assert "of the cluster 1 node was left out: drained or draining" in " ".join(weft(*args)[1].split())

@@ -31,6 +31,16 @@ def assumptions(jobs: Jobs) -> list[str]:
     return found
 
 
+def cluster_assumptions(cluster: Cluster) -> list[str]:
+    """What a simulation takes for granted where the cluster file says nothing, a sentence each."""
+    found = []
+    for name, what in (("cpu", "cores"), ("memory", "main memory"), ("gpu_memory", "memory of a GPU")):
+        unknown = getattr(cluster, name) < 0
+        if missing := int((unknown & (cluster.gpus > 0) if name == "gpu_memory" else unknown).sum()):
+            found.append(f"no {what} of {count(missing, 'node')}: enough for any job")
+    return found
+
+
 def check(jobs: Jobs, cluster: Cluster | None = None) -> dict[str, Any]:
     """The object of ``weft simulate check --json``.
 
@@ -69,6 +79,7 @@ def check(jobs: Jobs, cluster: Cluster | None = None) -> dict[str, Any]:
             "gpus": {name: int(n) for name, n in zip(cluster.types, by_type, strict=True) if n},
             "dropped": cluster.dropped,
             "warnings": list(cluster.warnings),
+            "assumed": cluster_assumptions(cluster),
         }
         never = simulate(jobs, cluster, "fifo-skip").unschedulable
         found["never_run"] = [{"job": jobs.id[j], "reason": why} for j, why in never.items()]

@@ -219,6 +219,8 @@ def show_check(out: Console, found: dict[str, Any]) -> None:
             _say(out, f"cluster, left out: {count(nodes, 'node')}, {why}")
         for warning in of["warnings"]:
             _say(out, f"cluster, doubtful: {warning}")
+        for text in of["assumed"]:
+            _say(out, f"cluster, assumed: {text}")
     if "never_run" in found:
         _say(out, f"{count(len(found['never_run']), 'job')} can never run on this cluster")
         for entry in found["never_run"][:MOST_LISTED]:

@@ -66,9 +66,10 @@ def _of_text(path: Path, text: str) -> Iterable[Node]:
         raise TraceError(
             f"{path}:{line}: expected 'NodeName=…', or an indented line of such a node, as of 'scontrol show node'"
         )
+    line = text.count("\n", 0, starts[0].start()) + 1
     for match, end in zip(starts, [*(later.start() for later in starts[1:]), len(text)], strict=True):
-        at = f"{path}:{text.count(chr(10), 0, match.start()) + 1}"
-        part = text[match.start() : end]
+        at, part = f"{path}:{line}", text[match.start() : end]
+        line += part.count("\n")
 
         def field(key: str, part: str = part) -> str | None:
             found = re.search(rf"(?:^|\s){key}=(\S*)", part)  # the first: free text, such as Reason, comes later
