@@ -21,6 +21,15 @@ if DEVICE == "cpu":
 DTYPES = ("fp32", "fp16", "bf16") if DEVICE == "cuda" else ("fp32", "fp16")  # the interpreter computes bf16 wrongly
 
 
+def on_hopper() -> bool:
+    """Whether tests run on a GPU of sm_90."""
+    if DEVICE != "cuda":
+        return False
+    import torch
+
+    return torch.cuda.get_device_capability() == (9, 0)
+
+
 def plain_environment(**variables: str) -> dict[str, str]:
     """The environment of a user who has switched nothing on, with weft on the path."""
     kept = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "WEFT_RESULTS", "WEFT_COMMIT")}

@@ -12,6 +12,8 @@ from chromium import draw, fits, tip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+pytest.importorskip("bokeh")
+
 from weft.cluster import Cluster, Jobs, allocations, generate, metrics, simulate
 from weft.cluster.pictures import compare, distributions, gantt, page, series, time_axis, window, write
 from weft.cluster.pictures.heat_map import COLUMNS, heat

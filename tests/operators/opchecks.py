@@ -5,6 +5,7 @@
 """
 
 import contextlib
+import functools
 import itertools
 import sys
 import unittest.mock
@@ -53,6 +54,8 @@ class Recorder(TorchDispatchMode):
 
 def as_if_traced(function: Any, tracing: bool) -> Any:
     """Within it, what a function's module does only where a compiler looks on, it does with plain tensors."""
+    while isinstance(function, functools.partial):
+        function = function.func
     module = sys.modules.get(getattr(function, "__module__", ""))
     if not tracing or not hasattr(module, "traced"):
         return contextlib.nullcontext()

@@ -10,6 +10,7 @@ pytest.importorskip("cuda.bindings")
 
 from where import DEVICE
 
+from weft.bench.tune import forget_plans
 from weft.definition import Declined
 from weft.operators.launch import compiling_for
 from weft.operators.mixture_of_experts import dispatch, grouped_matmul
@@ -57,7 +58,9 @@ def launched(monkeypatch):
     monkeypatch.setattr(dispatch, "hopper_rows", rows)
     monkeypatch.setattr(dispatch, "hopper_terms", terms)
     monkeypatch.setattr("weft.operators.dispatch.target_sm", lambda device: 90)
-    return names
+    forget_plans()  # a GPU keeps plans: those of real launches before, the emulated ones after
+    yield names
+    forget_plans()
 
 
 def gradients(function, x, w, weigh=True, **named):

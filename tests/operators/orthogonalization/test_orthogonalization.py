@@ -10,7 +10,7 @@ import triton.language as tl
 from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from tensors import random
 from torch.optim._muon import _zeropower_via_newtonschulz
-from where import DEVICE, DTYPES
+from where import DEVICE, DTYPES, on_hopper
 
 from weft import ops, registry
 from weft.definition import torch_dtype
@@ -293,6 +293,8 @@ def test_operations_are_those_of_the_readme():
 ])  # fmt: skip
 def test_the_form_is_chosen_by_operations(shape, dtype, options, want):
     x = torch.zeros(shape, dtype=dtype, device=DEVICE)
+    if on_hopper() and options.get("dtype", dtype).itemsize == 2:  # its main loop takes them, in the same form
+        want = want.replace("triton", "cuda")
     assert ops.explain("newton_schulz", x, **options).implementation == want
 
 

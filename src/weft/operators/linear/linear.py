@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.definition import Declined, Operator, Tolerance
+from weft.definition import Declined, Operator, Tolerance, Workload
 from weft.operators import peers
 from weft.operators.autograd import differentiable
 from weft.operators.call import FLOATS_AND_64, Choice, cast_for_products, eager, guarded, on_gpu, product_dtype
@@ -20,8 +20,23 @@ from weft.operators.checks import check_shape
 from weft.operators.hopper.gemm import ON_HOPPER
 from weft.operators.hopper.padded import NOTHING
 from weft.operators.linear import activations, dispatch
-from weft.operators.linear.reference import MUTANTS, OPTIONS, WORKLOADS, composed, cost, gated, inputs, reference
+from weft.operators.linear.reference import (
+    MUTANTS,
+    OPTIONS,
+    WORKLOADS,
+    activation_of,
+    composed,
+    cost,
+    gated,
+    inputs,
+    reference,
+)
 from weft.operators.matmul.dispatch import OF_QUACK
+
+
+def _backward_terms(w: Workload) -> int:
+    return (max(w.axes.values()) + (w["K"] if activation_of(w) else 0)) * (1 + gated(w))
+
 
 linear = Operator(
     name="linear",
@@ -31,8 +46,11 @@ linear = Operator(
     cost=cost,
     options=OPTIONS,
     differentiable=("x", "weight", "bias", "residual"),
-    # of the longest sum; a gated activation multiplies two
-    tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values()) * (1 + gated(w))),
+    # of the longest sum; a gated activation multiplies two; in backward the activation's slope is taken at a sum over K
+    tolerance={
+        "forward": Tolerance(scale="tensor", terms=lambda w: max(w.axes.values()) * (1 + gated(w))),
+        "backward": Tolerance(scale="tensor", terms=_backward_terms),
+    },
     workspace=lambda w: (
         2 * (2 + gated(w)) * sum((x + 8) * (y + 8) for x, y in itertools.combinations(w.axes.values(), 2))
     ),

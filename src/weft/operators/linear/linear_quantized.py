@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, dtype  # a name alone, as the stubs want annotations
 
-from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload
+from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, torch_dtype, workload
 from weft.operators import mutants, peers
 from weft.operators.call import Choice, cast_for_products, guarded
 from weft.operators.hopper.gemm import ON_HOPPER
@@ -92,7 +92,14 @@ linear_quantized = Operator(
         "memory": LAYOUTS,
         "values": VALUES,
     },
-    tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values()), neighbours=0.25),
+    # the largest |y| is fp32, but may be of results in x's dtype, rounded up to four times: gate, up, activation, product
+    tolerance=Tolerance(
+        scale="tensor",
+        ulps=2.0,
+        eps=lambda w: torch.finfo(torch_dtype(w.dtype)).eps,
+        terms=lambda w: max(w.axes.values()),
+        neighbours=0.25,
+    ),
     workloads={
         "verify": [
             *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), (33, 65, 17), (64, 72, 64), (7, 1, 130))),

@@ -56,7 +56,7 @@ class PermuteCall(Call):
     """``(x, source[, position])``. A plan is called with ``(source, x, out)``, out contiguous."""
 
     def __init__(self, x: Tensor, source: Tensor, *position: Tensor):
-        check_matrix("permute_tokens", "x", x)
+        check_matrix("permute_tokens", "x", x, sharded=False)
         check_indices("permute_tokens", "source", source, 1, "[rows]", "x", x)
         for t in position:
             check_indices("permute_tokens", "position", t, 2, "[tokens, k]", "x", x)
@@ -82,7 +82,7 @@ class CombineCall(Call):
 
     def __init__(self, y: Tensor, position: Tensor, weights: Tensor):
         name = "combine_tokens"
-        check_matrix(name, "y", y)
+        check_matrix(name, "y", y, sharded=False)
         check_indices(name, "position", position, 2, "[tokens, k]", "y", y)
         check_tensor(name, "weights", weights, tuple(dict.fromkeys((torch.float32, y.dtype))))
         check_device(name, "weights", weights, "y", y)

@@ -46,6 +46,7 @@ through_public_functions = layer(
 )
 
 
+LEAVES = ("x", "router", "w_gate_up", "w_down")
 DRAWN = 8  # tokens drawn for each that is kept
 
 
@@ -82,6 +83,15 @@ def cost(w: Workload, direction: str) -> Cost:
     return Cost(2 * t * d * size + weights, written, {w.dtype: 2 * flops}, special_ops=t * (e + k * h))
 
 
+def backward_scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+    """The root mean square of each gradient, without the zeros of experts that no token goes to."""
+    options = {name: value for name, value in arguments.items() if name not in LEAVES}
+    chosen = routing.reference(F.linear(arguments["x"], arguments["router"]), **options)
+    dx, *of_experts = mutants.gradient_of(reference, *LEAVES)(gradients[0], **arguments)
+    used = chosen.offsets.diff() > 0
+    return [t.square().mean().sqrt() for t in (dx, *(dw[used] for dw in of_experts))]
+
+
 def _router_without_gradient(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:
     """Weights as if they were constants."""
     detached = layer(
@@ -105,7 +115,10 @@ def _workspace(w: Workload) -> int:
 # as Qwen3-30B-A3B, DeepSeek-V2-Lite, and wider ones; all with 64 experts
 TIMED = (_like(4096, 8, 2048, 768), _like(16384, 8, 2048, 768), _like(8192, 6, 2048, 1408), _like(16384, 2, 4096, 2816))
 
-LEAVES = ("x", "router", "w_gate_up", "w_down")
+
+def _backward_terms(w: Workload) -> int:
+    return 4 * w["D"] + 2 * w["H"] + 2 * w["E"] + w["T"]
+
 
 moe_feed_forward = Operator(
     name="moe_feed_forward",
@@ -115,7 +128,12 @@ moe_feed_forward = Operator(
     cost=cost,
     options={"k": range(1, 65), "scoring": routing.SCORINGS, "normalise": (False, True)},
     differentiable=LEAVES,
-    tolerance=Tolerance(scale="tensor", ulps=4.0, terms=lambda w: max(w.axes.values())),
+    # sums of sums. Forward: logits, gate and up over D, then over H, then over k. Backward, the longest of x and of the router:
+    # these over D, the gradient of a hidden row or of a weight over D again, then over 2H or H, over E twice, over T
+    tolerance={
+        "forward": Tolerance(scale="tensor", ulps=4.0, terms=lambda w: 3 * w["D"] + w["H"] + w.option("k", 2)),
+        "backward": Tolerance(scale=backward_scale, ulps=4.0, terms=_backward_terms),
+    },
     workspace=_workspace,
     workloads={
         "verify": [

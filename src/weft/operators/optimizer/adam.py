@@ -15,24 +15,29 @@ from weft.operators.optimizer.rules import ADAM
 
 
 def reference(decoupled: bool) -> Callable[..., None]:
-    """Of :func:`adam_function`'s arguments."""
+    """Of :func:`adam_function`'s arguments, in fp32 at least: a gradient that nearly cancels against the decay keeps few digits of
+    16 bits, and its square fewer."""
 
     def adam(params, grads, exp_avgs, exp_avg_sqs, steps, max_exp_avg_sqs, lr, betas, eps, weight_decay, maximize):
         beta1, beta2 = betas
         for i, (p, g, m, v, step) in enumerate(zip(params, grads, exp_avgs, exp_avg_sqs, steps, strict=True)):
-            wide = torch.promote_types(p.dtype, m.dtype)
-            g = (-g if maximize else g).to(wide)
+            wide = torch.promote_types(torch.promote_types(p.dtype, m.dtype), torch.float32)
+            weight, g = p.to(wide), (-g if maximize else g).to(wide)
             step += 1
             if decoupled:
-                p.mul_(1 - lr * weight_decay)
+                weight = weight * (1 - lr * weight_decay)
             else:
-                g = g + weight_decay * p
-            m.mul_(beta1).add_(g, alpha=1 - beta1)
-            v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-            second = v if max_exp_avg_sqs is None else torch.maximum(max_exp_avg_sqs[i], v, out=max_exp_avg_sqs[i])
+                g = g + weight_decay * weight
+            first = beta1 * m.to(wide) + (1 - beta1) * g
+            second = beta2 * v.to(wide) + (1 - beta2) * g * g
+            m.copy_(first)
+            v.copy_(second)
+            if max_exp_avg_sqs is not None:
+                second = torch.maximum(max_exp_avg_sqs[i].to(wide), second)
+                max_exp_avg_sqs[i].copy_(second)
             root2 = (1 - beta2 ** step.double()).sqrt().to(wide)
             size = (lr / (1 - beta1 ** step.double())).to(wide)
-            p.sub_(size * (m / (second.sqrt() / root2 + eps)))
+            p.copy_(weight - size * (first / (second.sqrt() / root2 + eps)))
 
     return torch.no_grad()(adam)
 

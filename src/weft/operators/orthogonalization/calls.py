@@ -74,10 +74,10 @@ class SymmetricProduct:
         if eager(x):
             plan = self.table.of((x,), *factors)
             return self.reference(x, *map(float, factors)) if plan is None else plan(x)
+        (x,) = cast_for_products(x)  # before the choice: which kernels there are depends on the dtype
         chosen = guarded(self.table.choose)(x, *factors).implementation
-        if chosen == "torch":
-            return self.reference(x, *map(float, factors))
-        return self.operators[chosen](*cast_for_products(x), *map(float, factors))
+        by = self.reference if chosen == "torch" else self.operators[chosen]
+        return by(x, *map(float, factors))
 
 
 def matrices(w: Workload, g: Any, device: str, columns: str = "N") -> Tensor:

@@ -398,6 +398,9 @@ def quantize_function(
             values, scales = empty_results(x, made)
             plan(x, values, scales, x, 0, 0)
             return values.view(made.of.dtype), scales
-    options = vars(Options(group_size, scale, power_of_two, rounding, seed, offset, check_scale))
+    options = {
+        **{"group_size": group_size, "scale": scale, "power_of_two": power_of_two, "rounding": rounding},
+        **{"seed": seed, "offset": offset, "check_scale": check_scale},
+    }
     chosen = choose(x, format, granularity, **options).implementation
     return (reference if chosen == "torch" else by_triton)(x, format, granularity, **options)

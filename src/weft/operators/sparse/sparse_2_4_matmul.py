@@ -18,7 +18,7 @@ from torch import Tensor
 
 from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants
-from weft.operators.call import Choice, guarded
+from weft.operators.call import Choice, guarded, product_dtype
 from weft.operators.configs import Config, Configurations, bucket, tiles
 from weft.operators.cuda import shared_limit
 from weft.operators.dispatch import ON_CPU, Call, Dispatch, Route
@@ -161,9 +161,9 @@ FORWARD = Dispatch(
 
 
 def reference(a: Sparse24, b: Tensor) -> Tensor:
-    """As a dense product, in fp32 or wider."""
+    """As a dense product, in fp32 or wider; under autocast in its dtype, as ``torch.mm``."""
     wide = torch.promote_types(b.dtype, torch.float32)
-    return (a.to_dense().to(wide) @ b.to(wide)).to(b.dtype)
+    return (a.to_dense().to(wide) @ b.to(wide)).to(product_dtype(b))
 
 
 def unpacking(a: Sparse24, b: Tensor) -> Tensor:

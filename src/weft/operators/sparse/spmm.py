@@ -20,8 +20,8 @@ def _first_columns_only(matrix: CSR, b: Tensor) -> Tensor:
 TIMED = tuple(workload(M=2**18, N=2**18, R=16, K=k, rows=rows) for k in (32, 128, 512) for rows in ("even", "skewed"))
 
 spmm = Operator(
-    # the open sum of each part of the merge path
-    workspace=lambda w: (w["M"] * (1 + w["R"]) // ITEMS + 1) * w["K"] * 4,
+    # two sums of each part of the merge path: of the row that it leaves open, and of that which it closes
+    workspace=lambda w: 2 * (w["M"] * (1 + w["R"]) // ITEMS + 1) * w["K"] * 4,
     **define(
         "spmm",
         "b",
