@@ -15,8 +15,8 @@ from weft.operators.optimizer.rules import ADAM
 
 
 def reference(decoupled: bool) -> Callable[..., None]:
-    """Of :func:`adam_function`'s arguments, in fp32 at least: a gradient that nearly cancels against the decay keeps few digits of
-    16 bits, and its square fewer."""
+    """Of :func:`adam_function`'s arguments, in fp32 at least: of 16 bits, a gradient that the decay nearly cancels keeps few
+    digits, and its square fewer."""
 
     def adam(params, grads, exp_avgs, exp_avg_sqs, steps, max_exp_avg_sqs, lr, betas, eps, weight_decay, maximize):
         beta1, beta2 = betas

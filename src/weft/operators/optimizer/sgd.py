@@ -24,12 +24,16 @@ def reference(
     params: Tensors, grads: Tensors, momentum_buffers: Tensors | None = None, lr: float | Tensor = 1e-3,
     momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, maximize: bool = False,
 ) -> None:  # fmt: skip
+    """In fp32 at least."""
     for i, (p, g) in enumerate(zip(params, grads, strict=True)):
-        g = (-g if maximize else g) + weight_decay * p
+        wide = torch.promote_types(p.dtype, torch.float32)
+        weight = p.to(wide)
+        g = (-g if maximize else g).to(wide) + weight_decay * weight
         if momentum_buffers is not None:
-            b = momentum_buffers[i].mul_(momentum).add_(g, alpha=1 - dampening)
+            b = momentum * momentum_buffers[i].to(wide) + (1 - dampening) * g
+            momentum_buffers[i].copy_(b)
             g = g + momentum * b if nesterov else b
-        p.sub_(lr * g)
+        p.copy_(weight - lr * g)
 
 
 def with_torch(**how: Any) -> Any:
