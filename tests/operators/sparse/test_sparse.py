@@ -1,13 +1,16 @@
 """Sparse containers: what is validated, converted, padded, pruned and compressed. Their products: what is kept with a matrix,
 the choice of a kernel, gradients of the values, operands that do not fit."""
 
+import dataclasses
+
 import pytest
 import torch
 from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from where import DEVICE
 
-from weft import ops
-from weft.definition import workload
+from weft import ops, registry
+from weft.bench import cases
+from weft.definition import Declined, workload
 from weft.operators.call import on_gpu
 from weft.operators.sparse import BSR, CSR, SELL, Sparse24, balance, prune_2_4, spmm, spmv
 from weft.operators.sparse.pattern import rows_of_elements
@@ -234,6 +237,19 @@ def test_parts_of_the_merge_path_are_equal_and_cover_everything(rows, m, r):
     begins = {int(o) for o in offsets}
     bits = [int(cut.heads[z // 32]) >> z % 32 & 1 for z in range(z)]
     assert bits == [int(z in begins) for z in range(z)]
+
+
+def test_errors_are_measured_by_the_dense_product_where_the_sparse_one_declines(monkeypatch):
+    op = registry.get("sparse_2_4_matmul")
+
+    def declines(a, b):
+        raise Declined("not these sizes")
+
+    for name, function in (("torch", declines), ("torch dense", lambda a, b: op.reference(a, b) + 1)):
+        monkeypatch.setitem(op.implementations, name, dataclasses.replace(op.implementations[name], function=function))
+    w = op.parse("M=16,N=16,K=32", "fp32")
+    arguments = op.inputs(w, torch.Generator(DEVICE).manual_seed(0), DEVICE)
+    assert cases.Baseline.of(op, w, "forward", arguments).torch[0].equal(op.reference(**arguments) + 1)
 
 
 @pytest.mark.parametrize(("columns", "implementation"), [(128, "triton"), (129, "torch dense")])

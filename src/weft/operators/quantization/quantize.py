@@ -398,7 +398,7 @@ def quantize_function(
             values, scales = empty_results(x, made)
             plan(x, values, scales, x, 0, 0)
             return values.view(made.of.dtype), scales
-    options = {
+    options: dict[str, Any] = {
         **{"group_size": group_size, "scale": scale, "power_of_two": power_of_two, "rounding": rounding},
         **{"seed": seed, "offset": offset, "check_scale": check_scale},
     }

@@ -303,9 +303,10 @@ def sparse_2_4_matmul_function(a: Sparse24, b: Tensor) -> Tensor:
 
     Returns:
         [M, N] of b's dtype, contiguous, summed in fp32: the same bits every time. Where sparse tensor cores do not take it
-        (they do 16-bit floats on sm_90, K a multiple of 128), of more than 128 columns it is a dense product, of a
-        matrix [M, K] that is made at every call. float32 is multiplied as ``torch.get_float32_matmul_precision()`` says. Under
-        autocast, values and b are cast as ``torch.mm`` casts them.
+        (they do 16-bit floats on sm_90, K a multiple of 128), of more than 128 columns it is ``torch.mm`` of a dense matrix
+        [M, K] that is made at every call, which sums as PyTorch's settings allow (``allow_bf16_reduced_precision_reduction``).
+        float32 is multiplied as ``torch.get_float32_matmul_precision()`` says. Under autocast, values and b are cast as
+        ``torch.mm`` casts them.
 
     Raises:
         TypeError: not a :class:`Sparse24`, dtypes that differ or are not these.
