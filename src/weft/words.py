@@ -1,4 +1,8 @@
-"""How a number of things is written."""
+"""How a number of things and a span of time are written."""
+
+import re
+
+UNITS = {"d": 86400, "h": 3600, "min": 60, "s": 1}  # seconds
 
 
 def count(number: float, noun: str) -> str:
@@ -7,13 +11,25 @@ def count(number: float, noun: str) -> str:
     return f"{whole:,} {noun}" + ("" if whole == 1 else "s")
 
 
+def seconds(text: str) -> float:
+    """``2d`` or ``2 d``, ``36h``, ``90min``, ``40s``, ``7200``: seconds.
+
+    Raises:
+        ValueError: something else.
+    """
+    found = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*(d|h|min|s|)", text.strip())
+    if not found:
+        raise ValueError(f"span of time '{text}'; expected one such as 2d, 36h, 90min, 40s or 7200 (seconds)")
+    return float(found[1]) * (UNITS[found[2]] if found[2] else 1)
+
+
 def period(seconds: float) -> str:
     """``108 d 21 h``, ``2 h 5 min``, ``40 s``: the two largest units."""
     if seconds < 60:
         return f"{seconds:.3g} s"
     parts: list[str] = []
     left = round(seconds)
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+    for unit, size in UNITS.items():
         if left >= size and len(parts) < 2:
             parts.append(f"{left // size:,} {unit}")
             left %= size

@@ -49,7 +49,7 @@ def test_compare_prints_80_columns(weft, on_nodes, tmp_path):
         *words, "--ties", "lowest,highest,random", "--shuffle-same-second", "--pictures", tmp_path / "page.html",
         "--policy", "priority-skip:consolidate:random", "--policy", "fifo:worst",
     )  # fmt: skip
-    assert code == 0 and max(map(len, out.splitlines())) <= 80 and "2 policies by jct.mean (s), 16 runs" in out
+    assert code == 0 and max(map(len, out.splitlines())) <= 80 and "2 policies by jct.mean, 16 runs" in out
     header = next(line for line in out.splitlines() if line.startswith("policy"))
     assert [w for w in ("own", "least", "most", "× best", "seeds", "ties") if w not in header] == []
     assert "unvalidated: order priority-skip; placement worst" in " ".join(out.split())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from random_traces import random_jobs
 
-from weft.cluster import Cluster, Jobs, metrics, simulate
+from weft.cluster import Cluster, Jobs, compare, metrics, simulate
 from weft.cluster.metrics import fairness, finish_time_ratio
 from weft.cluster.model import NodeGroup
 
@@ -78,3 +78,24 @@ def test_allocation_is_that_of_a_loop_over_time():
     found = metrics.summary(result)["allocation"]
     assert found["mean"] == pytest.approx(np.mean(held) / 16) and found["max"] == max(held) / 16
     assert found["p50"] == sorted(held)[(len(held) - 1) // 2] / 16
+
+
+def test_jobs_of_the_warm_up_run_and_count_in_no_metric_of_jobs():
+    """Two of 10 s at once on 8 GPUs, then two at 100 s; the first pair is the warm-up."""
+    jobs = Jobs([0, 0, 100, 100], [10, 10, 20, 40], [8, 8, 8, 4], tenant=[0, 1, 1, 1], tenants=("a", "b"))
+    found = metrics.summary(simulate(jobs, Cluster.parse("1x8"), warm_up_s=50))
+    assert found["warm_up"] == {"seconds": 50, "jobs": 2} and found["completed"] == 4 and found["makespan"] == 160
+    assert found["jct"]["mean"] == 40 and found["queueing"]["mean"] == 10 and found["wait_reasons"]["capacity"] == 20
+    assert [of["jobs"] for of in found["by_size"].values()] == [2] and list(found["by_tenant"]) == ["b"]
+    assert found["by_tenant"]["b"]["gpu_s"] == 20 * 8 + 40 * 4 and found["fairness"]["tenants"] == 1
+    assert found["allocation"]["mean"] == pytest.approx(20 / 70)  # from 50 to the last start at 120
+    for order in ("srtf", "time-slices"):
+        assert simulate(jobs, Cluster.parse("1x8"), order, warm_up_s=50).counted.tolist() == [False] * 2 + [True] * 2
+    (compared,) = compare(jobs, Cluster.parse("1x8"), ["fifo:best"], processes=1, warm_up_s=50)
+    assert compared.value("jct.mean") == 40
+    for seconds, words in (
+        (-1, "warm_up_s is -1; expected seconds"),
+        (101, "is 1 min 41 s, and all .* within 1 min 40 s"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            simulate(jobs, Cluster.parse("1x8"), warm_up_s=seconds)

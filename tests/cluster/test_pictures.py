@@ -292,6 +292,12 @@ def test_the_first_window_is_inside_the_cluster(result, most):
         assert first["from"] < first["to"]
 
 
+def test_the_legend_of_a_comparison_counts_jobs_of_a_run():
+    results = [run(100, order=order, seed=seed) for order, seeds in (("fifo", 3), ("sjf", 1)) for seed in range(seeds)]
+    chart = compare.charts(compare.policies(results))[-1]
+    assert [label for _, label in chart.legend] == ["fifo, best (100 jobs, 3 runs)", "sjf, best (100 jobs)"]
+
+
 def test_write_goes_by_the_suffix(tmp_path):
     assert write(tmp_path / "new" / "a.html", [run(9)]).read_text(encoding="utf-8").startswith("<!doctype html>")
     with pytest.raises(ValueError, match=r"expected a name that ends in \.html, \.png or \.svg"):
@@ -354,3 +360,19 @@ def test_the_page_draws_moves_and_fetches_nothing(visit, tmp_path):
     bars.scroll_into_view_if_needed()
     shown = tip(page, bars, [(150 + 9 * step, 40 + 20 * step) for step in range(12)])
     assert all(word in shown for word in ("job", "GPUs", "waited", "runs", "node-"))
+
+
+def test_a_window_far_from_the_first_arrival_has_days_and_clock_times(visit, tmp_path):
+    """Of four months; the many jobs of an hour, ten minutes each, arrive on day 35 from 15:00 on."""
+    submit = np.concatenate(([0.0], 35.625 * 86400 + np.arange(600) * 6.0, [120 * 86400.0]))
+    result = simulate(Jobs(submit, np.full(602, 600.0), np.ones(602, int)), Cluster.parse("20x8"), "fifo")
+    page = visit(write(tmp_path / "a.html", [result]), 400)
+    draw(page, page.locator("#bars-0"))
+    status = page.locator("[role=status]").first.text_content().replace("\u202f", " ")
+    assert re.search(r"35 d 15:\d\d to 35 d 15:\d\d$", status)
+    axis = (
+        "() => Bokeh.documents.flatMap(d => d.roots()).find(r => r.below?.[0]?.axis_label?.includes('h:min')).below[0]"
+    )
+    label, ticks = page.evaluate(f"() => (a => [a.axis_label, [...a.major_label_overrides.values()]])(({axis})())")
+    assert label == "time since the first job arrived (days, h:min)" and 2 <= len(ticks) <= 5
+    assert re.fullmatch(r"35\u202fd 15:\d\d", ticks[0]) and all(re.fullmatch(r"15:\d\d", each) for each in ticks[1:])

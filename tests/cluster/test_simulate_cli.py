@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -306,3 +307,22 @@ def test_an_interrupted_comparison_keeps_what_is_there(long):
 
 def test_json_and_pipes_show_no_bar(weft, usual):
     assert weft(*usual, "--json")[2] == weft(*usual)[2] == weft("compare", *usual, "--policy", "fifo:best")[2] == ""
+
+
+def test_what_is_left_out_and_the_warm_up_are_said_everywhere(weft, on_nodes, tmp_path):
+    words = on_nodes(
+        "submit,duration,gpus,tenant\n0,9,8,a\n7200,9,8,a\n7200,7209,8,b\n9000,9,1,b\n999999,9,8,b\n", "1x8"
+    )
+    words = (*words, "--from", "1h", "--until", "1d", "--warm-up", "10min")
+    page, told = tmp_path / "p.html", "warm-up: 2 jobs of the first 10 min ran and count in no time, wait or share"
+    code, out, _ = weft(*words, "--pictures", page)
+    flat = " ".join(out.split())
+    assert code == 0 and max(map(len, out.splitlines())) <= 80 and told in flat
+    assert "1 row was left out: submitted before 1h" in flat and "1 row was left out: submitted from 1d on" in flat
+    assert re.search(r"queueing delay +90.3 min +90.3 min", out)  # 14418 − 9000 s
+    assert "left out: 1 row, submitted before 1h" in page.read_text() and "its 2 jobs count in no" in page.read_text()
+    found = json.loads(weft(*words, "--json")[1])
+    assert found["warm_up"] == {"seconds": 600, "jobs": 2} and sum(found["dropped"].values()) == 2
+    assert told in " ".join(weft("compare", *words, "--policy", "fifo:best", "--processes", "1")[1].split())
+    assert "span of time '1 week'; expected one such as 2d" in weft(*words[:-1], "1 week")[2]
+    assert json.loads(weft("check", *words[:-2], "--json")[1])["jobs"] == 3

@@ -418,3 +418,33 @@ def test_a_damaged_file_is_read_or_named_as_wrong(write, sample):
             refused += 1
             assert str(path.parent) in str(error)
     assert 0 < refused < 200
+
+
+DATED = (
+    "submit,duration,gpus\n2024-03-01 00:00,10,1\n2024-03-01 12:00,10,1\n2024-03-02 00:00,10,1\n2024-03-05 06:00,10,1\n"
+)
+
+
+@pytest.mark.parametrize(("since", "until", "kept", "left_out"), [
+    ("", "", [0, 0.5, 1, 4.25], {}), ("12h", "", [0.5, 1, 4.25], {"submitted before 12h": 1}),
+    ("", "1 d", [0, 0.5], {"submitted from 1 d on": 2}), ("720min", "86401", [0.5, 1], None),
+    ("2024-03-02", "2024-03-05T06:00:00", [1], {"submitted before 2024-03-02": 2, "submitted from 2024-03-05T06:00:00 on": 1}),
+])  # fmt: skip
+def test_jobs_outside_a_span_are_left_out_and_counted(write, since, until, kept, left_out):
+    found = trace.load(write("t.csv", DATED), "csv", since=since, until=until)
+    assert (found.submit / 86400).tolist() == kept
+    assert left_out is None or found.dropped == left_out
+    undated = write("u.csv", "submit,duration,gpus\n0,10,1\n43200,10,1\n86400,10,1\n367200,10,1\n")
+    if "-" not in since:
+        assert (trace.load(undated, "csv", since=since, until=until).submit / 86400).tolist() == kept
+
+
+@pytest.mark.parametrize(("since", "until", "words"), [
+    ("2 weeks", "", "time '2 weeks'; expected a time after the first submission, such as 2d, .*, or a date"),
+    ("2024-03-01", "", "time '2024-03-01'; the trace has no dates; expected a time after"),
+    ("2d", "1d", "jobs from '2d' until '1d'; expected an end after"), ("-1d", "", "time '-1d'"),
+    ("9d", "", "no jobs are left to simulate .1 dropped: submitted before 9d"),
+])  # fmt: skip
+def test_a_malformed_span_is_refused(write, since, until, words):
+    with pytest.raises(ValueError, match=words):
+        trace.load(write("t.csv", "submit,duration,gpus\n0,10,1\n"), "csv", since=since, until=until)

@@ -20,6 +20,19 @@ Columns = Annotated[
 ]
 Where = Annotated[str, typer.Option(metavar="COLUMN=VALUE", help="keep the jobs of one tenant: vc=vcvGl")]
 Limit = Annotated[int | None, typer.Option(min=1, help="keep only the first so many jobs")]
+Since = Annotated[
+    str,
+    typer.Option("--from", metavar="TIME", help="leave out jobs submitted before: 2d, 36h after the first, or a date"),
+]
+Until = Annotated[str, typer.Option("--until", metavar="TIME", help="leave out jobs submitted from then on")]
+WarmUp = Annotated[
+    str,
+    typer.Option(
+        "--warm-up",
+        metavar="SPAN",
+        help="such as 1d: jobs submitted in the first day run but count in no metric of jobs",
+    ),
+]
 Nodes = Annotated[str, typer.Option(metavar="COUNTxGPUS,…", help="the cluster: 20x8, or 4xA100:8,2xH100:4")]
 GpuMemory = Annotated[float, typer.Option(min=0.0, help="with --nodes: GB of each GPU; unknown, and no limit, while 0")]
 ClusterFile = Annotated[
@@ -212,13 +225,22 @@ def _mapping(text: str) -> dict[str, str]:
     return found
 
 
-def jobs_of(path: Path, format: str, options: dict[str, Any], where: str, limit: int | None) -> Any:
+def warm_up_of(text: str) -> float:
+    """Seconds of ``--warm-up``."""
+    from weft.words import seconds
+
+    return seconds(text) if text else 0.0
+
+
+def jobs_of(
+    path: Path, format: str, options: dict[str, Any], where: str, limit: int | None, since: str = "", until: str = ""
+) -> Any:
     from weft.cluster import trace
 
     column, equals, value = where.partition("=")
     if where and not equals:
         raise ValueError(f"--where is '{where}'; expected COLUMN=VALUE, such as vc=vcvGl")
-    return trace.load(path, format, {column: value} if where else {}, limit, **options)
+    return trace.load(path, format, {column: value} if where else {}, limit, since, until, **options)
 
 
 def check_picture(path: Path) -> None:

@@ -22,7 +22,10 @@ from weft.cluster.command_options import (
     Pictures,
     Quotas,
     RestartCost,
+    Since,
     Trace,
+    Until,
+    WarmUp,
     Weights,
     Where,
     check_picture,
@@ -31,6 +34,7 @@ from weft.cluster.command_options import (
     format_options,
     jobs_of,
     tenants_of,
+    warm_up_of,
 )
 from weft.console import Json, note, out, print_json, told
 from weft.words import count
@@ -69,8 +73,11 @@ def simulate(
     checkpoint_every: CheckpointEvery = 0.0,
     weights: Weights = "",
     quota: Quotas = "",
+    warm_up: WarmUp = "",
     where: Where = "",
     limit: Limit = None,
+    since: Since = "",
+    until: Until = "",
     option: FormatOptions = None,
     columns: Columns = "",
     save: Annotated[
@@ -94,17 +101,17 @@ def simulate(
     policy.find_order(order)
     check_ties(ties or policy.find_placement(placement).ties)
     made = cluster_of(nodes, gpu_memory, cluster)
-    tenants = tenants_of(weights, quota)
+    tenants, warm_up_s = tenants_of(weights, quota), warm_up_of(warm_up)
     options = format_options(format, option or [], columns)
     if pictures:
         check_picture(pictures)
     if save:
         saving.check(save)
     with _progress(f"reading {path.name}", as_json) as step:
-        jobs = jobs_of(path, format, options, where, limit)
+        jobs = jobs_of(path, format, options, where, limit, since, until)
         result = run(
             jobs, made, order, placement, ties=ties, seed=seed, restart_s=restart_cost, checkpoint_s=checkpoint_every,
-            **tenants, on_progress=lambda *at: step("simulating", *at),
+            warm_up_s=warm_up_s, **tenants, on_progress=lambda *at: step("simulating", *at),
         )  # fmt: skip
     found = metrics.summary(result)
     if as_json:
@@ -147,10 +154,13 @@ def compare(
     checkpoint_every: CheckpointEvery = 0.0,
     weights: Weights = "",
     quota: Quotas = "",
+    warm_up: WarmUp = "",
     metric: Annotated[str, typer.Option(metavar="NAME", help="to rank by: METRICS")] = "jct.mean",
     processes: Annotated[int | None, typer.Option(min=1, help="that run side by side; by default all cores")] = None,
     where: Where = "",
     limit: Limit = None,
+    since: Since = "",
+    until: Until = "",
     option: FormatOptions = None,
     columns: Columns = "",
     pictures: Pictures = None,
@@ -170,12 +180,12 @@ def compare(
     if metric not in METRICS:
         raise UnknownName("metric", metric, METRICS)
     made = cluster_of(nodes, gpu_memory, cluster)
-    tenants = tenants_of(weights, quota)
+    tenants, warm_up_s = tenants_of(weights, quota), warm_up_of(warm_up)
     options = format_options(format, option or [], columns)
     if pictures:
         check_picture(pictures)
     with _progress(f"reading {path.name}", as_json) as step:
-        jobs = jobs_of(path, format, options, where, limit)
+        jobs = jobs_of(path, format, options, where, limit, since, until)
         step("starting processes", 0, None)
         compared = run(
             jobs,
@@ -186,6 +196,7 @@ def compare(
             shuffle_same_second=shuffle_same_second,
             restart_s=restart_cost,
             checkpoint_s=checkpoint_every,
+            warm_up_s=warm_up_s,
             **tenants,
             metric=metric,
             processes=processes,
@@ -218,6 +229,8 @@ def check(
     cluster: ClusterFile = None,
     where: Where = "",
     limit: Limit = None,
+    since: Since = "",
+    until: Until = "",
     option: FormatOptions = None,
     columns: Columns = "",
     as_json: Json = False,
@@ -233,7 +246,7 @@ def check(
     options = format_options(format, option or [], columns)
     made = cluster_of(nodes, gpu_memory, cluster) if nodes or cluster or gpu_memory else None
     with _progress(f"reading {path.name}", as_json):
-        found = run(jobs_of(path, format, options, where, limit), made)
+        found = run(jobs_of(path, format, options, where, limit, since, until), made)
     if as_json:
         print_json(found)
     else:

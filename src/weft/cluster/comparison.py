@@ -21,7 +21,7 @@ from weft.cluster.placement import check_ties
 from weft.cluster.policy import check_tenants, find_order, find_placement
 from weft.cluster.quota import NO_TENANTS, Quota
 from weft.cluster.result import Result
-from weft.cluster.simulation import simulate
+from weft.cluster.simulation import check_warm_up, simulate
 from weft.definition import UnknownName
 
 DEFAULT_PLACEMENTS = ("best", "first", "worst", "consolidate")
@@ -166,6 +166,7 @@ def compare(
     checkpoint_s: float = 0.0,
     weights: Mapping[str, float] = NO_TENANTS,
     quotas: Mapping[str, Quota] = NO_TENANTS,
+    warm_up_s: float = 0.0,
     metric: str = "jct.mean",
     processes: int | None = None,
     keep: bool = False,
@@ -184,6 +185,7 @@ def compare(
         restart_s, checkpoint_s: what a preemption costs, for policies that preempt (:func:`weft.cluster.simulate`).
         weights: of tenants, for policies that use them, and
         quotas: of tenants, for every policy.
+        warm_up_s: seconds from the first submission in which jobs count in no metric of jobs.
         metric: of METRICS, to rank by.
         processes: that run side by side; all cores by default, 1: everything in this process.
         keep: keep the :class:`Result` of every run in the trace's own order, for pictures.
@@ -207,6 +209,7 @@ def compare(
         check_tenants(weights if looks else {}, quotas, *find_order(policy.order))
     quota.weights_of(weights, jobs)  # checks the names of tenants, as does the next
     quota.Limits.of(quotas, jobs)
+    check_warm_up(warm_up_s, jobs)
     ties = list(dict.fromkeys(check_ties(rule) for rule in ties))
     compared = [Compared(policy) for policy in dict.fromkeys(chosen)]
     shares = bool((jobs.milli != WHOLE).any())
@@ -217,7 +220,10 @@ def compare(
     ]
     for order in ("fifo", *(["fair-share"] if quotas or weighted else [])):
         simulate(jobs.take(np.arange(min(1, len(jobs)))), cluster, order)  # compiles once, for all processes
-    more = {"restart_s": restart_s, "checkpoint_s": checkpoint_s, "weights": dict(weights), "quotas": dict(quotas)}
+    more = {
+        "restart_s": restart_s, "checkpoint_s": checkpoint_s, "weights": dict(weights), "quotas": dict(quotas),
+        "warm_up_s": warm_up_s,
+    }  # fmt: skip
     shared = jobs, cluster, [each.policy for each in compared], more, keep
     found: dict[int, Run] = {}
     failed: dict[int, str] = {}
@@ -293,6 +299,7 @@ def _measure(shared: tuple[Jobs, Cluster, list[Policy], dict[str, Any], bool], t
     order, _ = find_order(policy.order)
     names = (
         "quotas",
+        "warm_up_s",
         *(("restart_s", "checkpoint_s") if order.preemptive else ()),
         *(("weights",) if order.share else ()),
     )

@@ -42,9 +42,10 @@ def gpu_seconds(result: Result) -> NDArray[np.float64]:
 
 
 def summary(result: Result) -> dict[str, Any]:
-    """The object of ``weft simulate --json``: seconds throughout; jobs that never started count in no distribution."""
+    """The object of ``weft simulate --json``: seconds throughout; jobs that never started count in no distribution. Those
+    of the warm-up count only in ``completed``, ``makespan``, ``gpu_s``, ``utilisation``, ``locality`` and preemptions."""
     order, mode = find_order(result.order)
-    jobs, ran = result.jobs, result.ran
+    jobs, ran, counted = result.jobs, result.ran, result.counted
     every = times(result)
     first = float(jobs.submit.min()) if len(jobs) else 0.0
     last = float(result.end[ran].max()) if ran.any() else None
@@ -68,7 +69,8 @@ def summary(result: Result) -> dict[str, Any]:
         "nodes": len(result.cluster),
         "nodes_dropped": result.cluster.dropped,
         "gpus": gpus,
-        **{name: distribution(values[ran]) for name, values in every.items()},
+        "warm_up": {"seconds": result.warm_up_s, "jobs": int(result.warm_up.sum())},
+        **{name: distribution(values[counted]) for name, values in every.items()},
         "makespan": makespan,
         "last_completion": last,
         "gpu_s": used,
@@ -81,7 +83,9 @@ def summary(result: Result) -> dict[str, Any]:
         "checkpoint_s": result.checkpoint_s,
         "weights": dict(result.weights),
         "quotas": {name: quota.as_json() for name, quota in result.quotas.items()},
-        "wait_reasons": {name: float(column.sum()) for name, column in zip(REASONS, result.waited.T, strict=True)},
+        "wait_reasons": {
+            name: float(column.sum()) for name, column in zip(REASONS, result.waited[~result.warm_up].T, strict=True)
+        },
         "by_size": by_size(result, every),
         "by_tenant": by_tenant(result, every),
         "by_type": by_type(result, every),
@@ -112,8 +116,8 @@ PERCENTILES = {"p5": 0.05, "p50": 0.5, "p95": 0.95}
 
 
 def allocation(result: Result) -> dict[str, float | None]:
-    """The share of the cluster's GPUs that jobs held, from the first arrival to the last start: ``mean``, ``max``, and
-    ``p50``, which it was at most for half of that time.
+    """The share of the cluster's GPUs that jobs held, from the first arrival, or the end of the warm-up, to the last
+    start: ``mean``, ``max``, and ``p50``, which it was at most for half of that time.
 
     After the last start nothing is decided and the cluster only drains: ``utilisation`` counts that time, this does
     not. Where all jobs started at once the time until the last completion counts.
@@ -121,14 +125,14 @@ def allocation(result: Result) -> dict[str, float | None]:
     jobs, held = result.jobs, result.stretches
     ran = ~np.isnan(held.begin)
     capacity = result.cluster.total_gpus * WHOLE
-    begin = float(jobs.submit.min()) if len(jobs) else 0.0
+    begin = float(jobs.submit.min()) + result.warm_up_s if len(jobs) else 0.0
     until = float(held.begin[ran].max()) if ran.any() else begin
     if until == begin and ran.any():
         until = float(held.end[ran].max())
-    if not capacity or until == begin:
+    if not capacity or until <= begin:
         return dict.fromkeys(("mean", "max", *PERCENTILES))
     taken = (jobs.gpus * jobs.milli)[held.job[ran]]
-    time = np.concatenate((held.begin[ran], np.minimum(held.end[ran], until)))
+    time = np.clip(np.concatenate((held.begin[ran], held.end[ran])), begin, until)
     order = np.argsort(time, kind="stable")
     time = np.concatenate(([begin], time[order], [until]))
     value = np.concatenate(([0], np.cumsum(np.concatenate((taken, -taken))[order])))  # from time[i] to time[i + 1]
@@ -159,7 +163,7 @@ def size_classes(gpus: NDArray[np.int64]) -> dict[str, NDArray[np.bool_]]:
 
 def by_size(result: Result, times: Times) -> dict[str, dict[str, Any]]:
     """Of each size class the jobs that ran, and their times."""
-    ran = result.ran
+    ran = result.counted
     return {name: _group(times, np.flatnonzero(mask & ran)) for name, mask in size_classes(result.jobs.gpus).items()}
 
 
@@ -168,8 +172,8 @@ def by_tenant(result: Result, times: Times) -> dict[str, dict[str, Any]]:
     jobs = result.jobs
     if len(jobs.tenants) < 2 and not any(jobs.tenants):
         return {}
-    rows = np.flatnonzero(result.ran)
-    used = np.bincount(jobs.tenant, gpu_seconds(result), minlength=len(jobs.tenants))
+    rows = np.flatnonzero(result.counted)
+    used = np.bincount(jobs.tenant, gpu_seconds(result) * ~result.warm_up, minlength=len(jobs.tenants))
     rows = rows[np.argsort(jobs.tenant[rows], kind="stable")]
     edge = np.searchsorted(jobs.tenant[rows], np.arange(len(jobs.tenants) + 1))
     most = [t for t in np.argsort(-used, kind="stable").tolist() if edge[t] < edge[t + 1]][:MOST_TENANTS]
@@ -198,7 +202,7 @@ def by_type(result: Result, times: Times) -> dict[str, dict[str, Any]]:
             "gpus": int(there[t]),
             "gpu_s": float(used[t]),
             "allocation": float(used[t] / (there[t] * span)) if there[t] and span > 0 else None,
-            **_group(times, rows[result.ran[rows]]),
+            **_group(times, rows[result.counted[rows]]),
         }
     return found
 
@@ -215,7 +219,7 @@ def fairness(result: Result, slowdown: NDArray[np.float64]) -> dict[str, Any]:
     where all are alike, 1/n where one of n has all the slowdown; None of fewer than two tenants. ``finish_time``: mean,
     p50, p95, p99 and ``max`` of :func:`finish_time_ratio`, and ``above_1``, the share of jobs that sharing made
     later."""
-    ran = result.ran
+    ran = result.counted
     tenant = result.jobs.tenant[ran]
     count = np.bincount(tenant)
     total = np.bincount(tenant, slowdown[ran])

@@ -1,5 +1,6 @@
 """Nodes and jobs as the simulator sees them: columns of numbers, one row a node or a job."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -241,6 +242,7 @@ class Jobs:
     generated: bool = False
     dropped: dict[str, int] = field(default_factory=dict)  # reason → rows that the loader left out
     warnings: tuple[str, ...] = ()  # what the loader doubts, a sentence each
+    epoch: float = math.nan  # the date of second 0, in seconds since 1970; NaN: unknown
 
     def __post_init__(self) -> None:
         count = len(self.submit)

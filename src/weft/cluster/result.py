@@ -64,6 +64,7 @@ class Result:
         restart_s, checkpoint_s: what a preemption cost (:func:`weft.cluster.simulate`).
         complete: False when it was interrupted.
         weights, quotas: of tenants, as they were given.
+        warm_up_s: jobs that are submitted in the first so many seconds count in no metric of jobs.
     """
 
     jobs: Jobs
@@ -85,6 +86,7 @@ class Result:
     complete: bool = True
     weights: Mapping[str, float] = field(default_factory=dict)
     quotas: Mapping[str, Quota] = field(default_factory=dict)
+    warm_up_s: float = 0.0
 
     def __repr__(self) -> str:
         interrupted = "" if self.complete else ", interrupted"
@@ -98,6 +100,17 @@ class Result:
     def ran(self) -> NDArray[np.bool_]:
         """Which jobs ran to their end, [J]; of an interrupted run also those that were running."""
         return ~np.isnan(self.end)
+
+    @property
+    def warm_up(self) -> NDArray[np.bool_]:
+        """Which jobs were submitted in the warm-up, [J]."""
+        submit = self.jobs.submit
+        return submit < submit.min(initial=np.inf) + self.warm_up_s
+
+    @property
+    def counted(self) -> NDArray[np.bool_]:
+        """Which jobs ran and count in metrics, [J]: those submitted after the warm-up."""
+        return self.ran & ~self.warm_up
 
     @property
     def stopped(self) -> NDArray[np.bool_]:

@@ -13,6 +13,7 @@ from weft.cluster.placement import REQUIRED, check_ties
 from weft.cluster.quota import NO_TENANTS, Quota
 from weft.cluster.result import REASONS, Result, Stretches
 from weft.cluster.unschedulable import why_unschedulable
+from weft.words import period
 
 STEP_S = 0.1  # about how often progress is reported and Ctrl-C noticed
 
@@ -33,6 +34,7 @@ def simulate(
     history: Jobs | None = None,
     weights: Mapping[str, float] = NO_TENANTS,
     quotas: Mapping[str, Quota] = NO_TENANTS,
+    warm_up_s: float = 0.0,
     on_progress: Progress = lambda done, total: None,
 ) -> Result:
     """Runs all jobs through the cluster.
@@ -53,6 +55,8 @@ def simulate(
         quotas: of tenants, of GPUs, cores and memory (:mod:`weft.cluster.quota`); tenants that are not named have that of
             ``*``, or none of their own and may borrow. With orders that do not preempt, strict or ``-skip``. Strict: a job
             that waits for its quota blocks only its own tenant's jobs.
+        warm_up_s: seconds from the first submission in which jobs run but count in no metric of jobs, while the cluster
+            fills.
         on_progress: called with jobs completed and jobs altogether, now and then.
 
     Raises:
@@ -88,11 +92,12 @@ def simulate(
     policy.check_topology(placing, ordering, mode)
     policy.check_preemption_costs(ordering, restart_s, checkpoint_s)
     policy.check_tenants(weights, quotas, ordering, mode)
+    check_warm_up(warm_up_s, jobs)
     weight, limits = quota.weights_of(weights, jobs), quota.Limits.of(quotas, jobs)
     named = (jobs, used, order, placement, ties, seed)
     if ordering.rounds:
         costs: dict[str, Any] = {"restart_s": restart_s, "checkpoint_s": checkpoint_s}
-        result = partial(Result, *named, quotas=dict(quotas), **costs)
+        result = partial(Result, *named, quotas=dict(quotas), warm_up_s=warm_up_s, **costs)
         return _simulate_in_python(result, history or jobs, until, on_progress, quotas=quotas, **costs)
     cls, classes, pieces, members = classify(jobs, used)
     classes["reason"] = -1
@@ -154,6 +159,7 @@ def simulate(
             restart_s=restart_s,
             checkpoint_s=checkpoint_s,
             complete=complete,
+            warm_up_s=warm_up_s,
         )
     start = np.full(len(jobs), np.nan)
     start[rows] = table["start"]
@@ -166,8 +172,19 @@ def simulate(
     stops, lost = np.zeros(len(jobs), np.int64), np.zeros(len(jobs))
     return Result(
         *named, start, end, stretches, waited, stops, lost, impossible, cpu_s, complete=complete, weights=dict(weights),
-        quotas=dict(quotas),
+        quotas=dict(quotas), warm_up_s=warm_up_s,
     )  # fmt: skip
+
+
+def check_warm_up(warm_up_s: float, jobs: Jobs) -> None:
+    """Raises ValueError for a warm-up that is no seconds, or after which no job is submitted."""
+    span = float(np.ptp(jobs.submit)) if len(jobs) else 0.0
+    if not 0 <= warm_up_s < np.inf:
+        raise ValueError(f"warm_up_s is {warm_up_s}; expected seconds, 0 or more")
+    if warm_up_s > span:
+        raise ValueError(
+            f"the warm-up is {period(warm_up_s)}, and all jobs are submitted within {period(span)}; expected less"
+        )
 
 
 def _simulate_in_python(

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from weft.cluster.check import LISTED, NO_ESTIMATES, QUANTILES
 from weft.cluster.comparison import SAME_SECOND, SEEDS, TIES, Compared
+from weft.cluster.pictures import time_axis
 from weft.words import count, period
 
 MOST_LISTED = 3  # jobs that can never run, by name
@@ -30,15 +31,17 @@ def show(out: Console, found: dict[str, Any]) -> None:
     """Prints :func:`weft.cluster.metrics.summary`."""
     table = _table(
         f"{_shown(found['order'])}, {found['placement']} (ties: {found['ties']})",
-        "seconds",
+        "",
         "mean",
         "p50",
         "p95",
         "p99",
     )
     for name, label in LABELS.items():
-        table.add_row(label, *(_number(found[name][k]) for k in ("mean", "p50", "p95", "p99")))
+        write = _number if name == "slowdown" else _time
+        table.add_row(label, *(write(found[name][k]) for k in ("mean", "p50", "p95", "p99")))
     out.print(table)
+    _say(out, _warm_up(found))
     if found["generated"]:
         _say(out, GENERATED)
     for warning in found["warnings"]:
@@ -121,9 +124,9 @@ def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> No
     runs = sum(len(each.runs) for each in ran)
     if ran:
         varied = any(len(each.runs) > 1 for each in ran)
-        seconds = " (s)" if metric.partition(".")[0] in ("jct", "queueing", "makespan") else ""
+        write = _exact_time if metric.partition(".")[0] in ("jct", "queueing", "makespan") else _short
         named = "policy" if len(ran) == 1 else "policies"
-        _say(out, f"{len(ran):,} {named} by {metric}{seconds}, {count(runs, 'run')}")
+        _say(out, f"{len(ran):,} {named} by {metric}, {count(runs, 'run')}")
         table = _table(
             "",
             "policy",
@@ -135,13 +138,14 @@ def show_compared(out: Console, compared: Sequence[Compared], metric: str) -> No
         best, shown = ran[0].value(metric), _distinct(str(each.policy) for each in ran)
         for each in ran:
             value, band = each.value(metric), each.band(metric)
-            cells = [_short(value)]
+            cells = [write(value)]
             if varied:
-                cells += [_short(end) for end in band or (None, None)]
+                cells += [write(end) for end in band or (None, None)]
             cells.append("–" if value is None or not best else f"{value / best:.3f}")
             cells += [_matter(each.matters(metric, kind)) for kind in tried]
             table.add_row(_plain(shown[str(each.policy)]), *cells)
         out.print(table)
+        _say(out, _warm_up(ran[0].runs[0].found))
         _costs(out, ran, shown)
         if tried:
             _say(
@@ -262,14 +266,12 @@ def as_json(compared: Sequence[Compared], metric: str) -> dict[str, Any]:
 
 
 def _groups(out: Console, title: str, groups: dict[str, dict[str, Any]]) -> None:
-    table = _table("", title, "jobs", "mean JCT s", "p99", "mean wait s", "p99", "slowdown")
+    table = _table("", title, "jobs", "mean JCT", "p99", "mean wait", "p99", "slowdown")
     shown = _distinct(groups)
     for name, of in groups.items():
         numbers = [of["jct"]["mean"], of["jct"]["p99"], of["queueing"]["mean"], of["queueing"]["p99"]]
         slowdown = _number(of["slowdown"]["mean"])
-        table.add_row(
-            _plain(shown[name] or "(no name)"), f"{of['jobs']:,}", *(_number(value, 0) for value in numbers), slowdown
-        )
+        table.add_row(_plain(shown[name] or "(no name)"), f"{of['jobs']:,}", *map(_time, numbers), slowdown)
     out.print(table)
 
 
@@ -340,6 +342,22 @@ def _matter(share: float | None) -> str:
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.1%}"
+
+
+def _warm_up(found: dict[str, Any]) -> str:
+    of = found["warm_up"]
+    if not of["seconds"]:
+        return ""
+    return f"warm-up: {count(of['jobs'], 'job')} of the first {period(of['seconds'])} ran and count in no time, wait or share"
+
+
+def _time(value: float | None) -> str:
+    return time_axis.text(value, space=" ")
+
+
+def _exact_time(value: float | None) -> str:
+    """With digits enough to tell policies apart."""
+    return time_axis.text(value, 4, " ")
 
 
 def _number(value: float | None, digits: int = 2) -> str:

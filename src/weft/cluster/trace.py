@@ -1,5 +1,6 @@
 """Reading traces: what a format is, and how a table becomes jobs."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,11 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.cluster.files.columns import LARGEST, Columns
+from weft import words
+from weft.cluster.files.columns import LARGEST, Columns, seconds
 from weft.cluster.files.text import TraceError
 from weft.cluster.model import Jobs
 from weft.cluster.plugins import discover
 from weft.definition import UnknownName
+
+SINCE_1970 = 1e8  # seconds; later submissions count from 1970
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,13 @@ def formats() -> dict[str, Format]:
 
 
 def load(
-    path: str | Path, format: str, where: Mapping[str, str] | None = None, limit: int | None = None, **options: Any
+    path: str | Path,
+    format: str,
+    where: Mapping[str, str] | None = None,
+    limit: int | None = None,
+    since: str = "",
+    until: str = "",
+    **options: Any,
 ) -> Jobs:
     """The jobs of a trace file, plain or gzip'd.
 
@@ -46,11 +56,14 @@ def load(
         format: ``tiresias``, ``helios`` …
         where: keep only jobs of one tenant: ``{"vc": "vcvGl"}`` (also ``tenant``, ``user``, ``queue``).
         limit: keep only this many jobs, the first submitted.
+        since, until: leave out, and count, jobs that are submitted before, and from then on: a time after the trace's first
+            submission, such as ``2d``, ``36h``, ``90min`` or ``7200``, or a date of a trace with dates.
         options: what the format takes beside the path, such as ``columns={"gpus": "gpu_num"}`` of ``csv``.
 
     Raises:
         TraceError: the file's content is wrong, two jobs have the same id, or there is none; no row is guessed at.
         UnknownName: no such format, or it has no such option.
+        ValueError: ``since`` or ``until`` is no time; a date, and the trace has none.
     """
     known = formats()
     if format not in known:
@@ -60,12 +73,18 @@ def load(
             raise UnknownName(f"option of trace format '{format}'", option, known[format].options)
     jobs = known[format].load(Path(path), **options)
     named_once(path, jobs.id)
+    begin, end = (moment(text, jobs) if text else inf for text, inf in ((since, -np.inf), (until, np.inf)))
+    if begin >= end:
+        raise ValueError(f"jobs from '{since}' until '{until}'; expected an end after the beginning")
     for name, value in (where or {}).items():
         if name not in ("vc", "tenant", "user", "queue"):
             raise UnknownName("column to choose jobs by", name, ("vc", "tenant", "user", "queue"))
         if value not in jobs.tenants:
             raise UnknownName(name, value, jobs.tenants)
         jobs = jobs.take(jobs.tenant == jobs.tenants.index(value))
+    outside = {f"submitted before {since}": jobs.submit < begin, f"submitted from {until} on": jobs.submit >= end}
+    jobs.dropped |= {why: int(rows.sum()) for why, rows in outside.items() if rows.any()}
+    jobs = jobs.take((jobs.submit >= begin) & (jobs.submit < end))
     if limit is not None:
         jobs = jobs.take(np.arange(min(limit, len(jobs))))
     if not len(jobs):
@@ -118,10 +137,27 @@ def or_zero(column: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(np.isnan(column), 0.0, column)
 
 
-def since_first(submit: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Seconds since the first submission, for traces that have dates."""
+def earliest(submit: NDArray[np.float64]) -> float:
+    """The first submission of a trace with dates; NaN of none."""
     known = submit[~np.isnan(submit)]
-    return submit - known.min() if len(known) else submit
+    return float(known.min()) if len(known) else np.nan
+
+
+def moment(text: str, jobs: Jobs) -> float:
+    """The second of a trace that a time after its first submission (:func:`weft.words.seconds`) or a date says."""
+    first = float(jobs.submit.min()) if len(jobs) else 0.0
+    with contextlib.suppress(ValueError):
+        return first + words.seconds(text)
+    try:
+        date = seconds(text)
+    except ValueError:
+        date = np.nan
+    epoch = 0.0 if first > SINCE_1970 else jobs.epoch
+    if np.isnan(date + epoch):
+        why = "; the trace has no dates" if date == date else ""
+        expected = "expected a time after the first submission, such as 2d, 36h, 90min or 7200"
+        raise ValueError(f"time '{text}'{why}; {expected}" + ("" if why else ", or a date such as 2017-10-09T07:00"))
+    return date - epoch
 
 
 def jobs_of(
@@ -131,6 +167,7 @@ def jobs_of(
     gpus: Any,
     leave_out: Any = None,
     cpu_only: Any = False,
+    dated: Any = False,
     **more: Any,
 ) -> Jobs:
     """Jobs of a table's columns. Rows without a time, or with no GPU unless they are ``cpu_only`` (all, or a mask), are
@@ -138,6 +175,7 @@ def jobs_of(
     one.
 
     Args:
+        dated: the submissions are seconds since 1970; those of the jobs count from the first.
         leave_out: a mapping of reason → rows (a mask) to drop before all others; the first reason that applies counts.
 
     Raises:
@@ -146,6 +184,8 @@ def jobs_of(
             line or the job's name.
     """
     submit, duration, gpus = (np.array(column, np.float64) for column in (submit, duration, gpus))
+    epoch = earliest(submit) if dated else np.nan
+    submit = submit - epoch if dated and not np.isnan(epoch) else submit
     out = np.zeros(len(submit), bool)
     dropped = Counter[str]()
     for why, rows in (leave_out or {}).items():
@@ -183,7 +223,7 @@ def jobs_of(
         where = f"line {table.broken[0]:,}" + (f" and {len(table.broken) - 1:,} more" if len(table.broken) > 1 else "")
         dropped[f"not as many cells as the header ({where}); leave out columns of free text"] = len(table.broken)
     jobs.dropped = {why: count for why, count in dropped.items() if count}
-    jobs.generated = table.generated
+    jobs.generated, jobs.epoch = table.generated, epoch
     if table.guessed:
         jobs.warnings = (f"the file is not in UTF-8; it was read as {table.guessed}",)
     return jobs

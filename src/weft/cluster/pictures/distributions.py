@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from weft.cluster.result import Result
 from weft.drawing.chart import Chart, empty, hover
 from weft.drawing.palette import LIGHT as INK
 from weft.drawing.quantities import figures
+from weft.words import count
 
 # What tells lines apart: colour, dashes, marker and its symbol in the legend.
 STYLES = (
@@ -42,7 +44,7 @@ QUANTITIES = {
 
 def by_size(result: Result) -> list[Chart]:
     """Job completion time, wait and slowdown by size class; nothing where no job ran."""
-    ran = result.ran
+    ran = result.counted
     if not ran.any():
         return []
     classes = size_classes(result.jobs.gpus[ran])
@@ -56,8 +58,15 @@ def by_size(result: Result) -> list[Chart]:
     return charts
 
 
-def cdf(title: str, lines: Mapping[str, NDArray[np.float64]], meaning: str, times: bool = False) -> Chart:
-    """A line for each name, at most as many as there are styles; ``times``: a multiple rather than seconds."""
+def cdf(
+    title: str,
+    lines: Mapping[str, NDArray[np.float64]],
+    meaning: str,
+    times: bool = False,
+    runs: Mapping[str, int] = MappingProxyType({}),
+) -> Chart:
+    """A line for each name, at most as many as there are styles; ``times``: a multiple rather than seconds; ``runs``: of a
+    name whose values are of several runs, how many."""
     lines = dict(list(lines.items())[: len(STYLES)])
     every = np.concatenate(list(lines.values()))
     low, high = log_range(every)
@@ -81,10 +90,11 @@ def cdf(title: str, lines: Mapping[str, NDArray[np.float64]], meaning: str, time
         write = _times if times else time_axis.text
         tips = [{"jobs": name, "share": f"{s:.1%}", "at most": write(v)} for v, s in zip(value, share, strict=True)]
         hover(plot, points, tips, {"x": x, "y": share})
-        label = f"{name} ({len(values):,})"
+        number, of = round(len(values) / runs.get(name, 1)), runs.get(name, 1)
+        label = f"{name} ({count(number, 'job')}" + (f", {of} runs)" if of > 1 else ")")
         legend.append((f"{symbol}─", label))
         inks[label] = ink
-        described.append(f"{name}: half of {len(values):,} jobs at most {write(float(np.median(values)))}")
+        described.append(f"{name}: half of {count(number, 'job')} at most {write(float(np.median(values)))}")
     return Chart(title, plot, f"Lines: {'; '.join(described)}.", meaning, legend, inks)
 
 
@@ -103,14 +113,19 @@ def log_ticks(plot: Any, low: float, high: float, times: bool = False) -> None:
         powers = range(round(math.log10(low)), math.floor(math.log10(high)) + 1)
         ticks = {10.0**p: f"{10.0**p:g}×" for p in powers}
     else:
-        people = {1.0: "1 s", 10.0: "10 s", 60.0: "1 min", 600.0: "10 min", 3600.0: "1 h", 36000.0: "10 h"}
-        people |= {86400.0: "1 d", 864000.0: "10 d", 8640000.0: "100 d"}
-        small = {10.0**p: f"{10.0**p:g} s" for p in range(-9, 0)}
-        ticks = {at: text for at, text in (small | people).items() if low <= at <= high}
-        if math.log10(high / low) > 5.5:  # all would run into each other
-            ticks = {at: text for at, text in ticks.items() if at not in (10.0, 600.0, 36000.0)}
-        ticks = ticks or {low: time_axis.text(low)}
+        ticks = time_ticks(low, high)
     plot.xaxis.ticker, plot.xaxis.major_label_overrides = FixedTicker(ticks=sorted(ticks)), ticks
+
+
+def time_ticks(low: float, high: float) -> dict[float, str]:
+    """Seconds → what a logarithmic axis of seconds says there."""
+    people = {1.0: "1 s", 10.0: "10 s", 60.0: "1 min", 600.0: "10 min", 3600.0: "1 h", 36000.0: "10 h"}
+    people |= {86400.0: "1 d", 864000.0: "10 d", 8640000.0: "100 d"}
+    small = {10.0**p: f"{10.0**p:g} s" for p in range(-9, 0)}
+    ticks = {at: text for at, text in (small | people).items() if low <= at <= high}
+    if math.log10(high / low) > 5.5:  # all would run into each other
+        ticks = {at: text for at, text in ticks.items() if at not in (10.0, 600.0, 36000.0)}
+    return ticks or {low: time_axis.text(low)}
 
 
 def _times(value: float) -> str:
@@ -121,9 +136,11 @@ MOST_QUANTILES = 160
 
 
 def job_times(result: Result) -> dict[str, NDArray[np.float64]]:
-    """Job completion time and wait (seconds) and slowdown (times) of every job, [J]; NaN for one that never started."""
+    """Job completion time and wait (seconds) and slowdown (times) of every job, [J]; NaN for one that never started or is of
+    the warm-up."""
     found = metrics.times(result)
-    return {"jct": found["jct"], "wait": found["queueing"], "slowdown": found["slowdown"]}
+    names = {"jct": "jct", "wait": "queueing", "slowdown": "slowdown"}
+    return {name: np.where(result.warm_up, np.nan, found[key]) for name, key in names.items()}
 
 
 def quantiles(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -188,7 +188,7 @@ def _bars(result: Result, pieces: Allocations, unit: str) -> Chart:
     plot.ygrid.ticker = FixedTicker(ticks=[], name="node edges")
     plot.ygrid.grid_line_color = INK["hatch"]
     plot.xgrid.visible = False
-    plot.xaxis.ticker = BasicTicker(desired_num_ticks=5)
+    plot.xaxis.ticker = FixedTicker(ticks=[])
     if without_nodes(result):
         plot.yaxis.axis_label = "GPUs"
         meaning = (

@@ -56,7 +56,7 @@ def overview(path: Path, results: Sequence[Result]) -> None:
             panel.set_xlabel(f"time since the first job arrived ({name})")
         where.set_xlabel(f"time since the first job arrived ({name})")
         used.axhline(result.cluster.total_gpus, color=INK["ink"], linestyle="--", linewidth=1)
-        ran = result.ran
+        ran = result.counted
         jct = np.maximum(distributions.job_times(result)["jct"], 1e-3)
         for (label, members), (dash, ink) in zip(size_classes(result.jobs.gpus).items(), LINES, strict=False):
             if (members & ran).any():
@@ -65,8 +65,12 @@ def overview(path: Path, results: Sequence[Result]) -> None:
         if ran.any():
             spread.set_xscale("log")
             spread.legend(fontsize=8)
+            low, high = spread.get_xlim()
+            ticks = distributions.time_ticks(low, high)
+            spread.set_xticks(list(ticks), list(ticks.values()))
+            spread.minorticks_off()
         spread.set_ylim(0, 102)
-        spread.set_xlabel("job completion time (s)")
+        spread.set_xlabel("job completion time (log)")
     most = max(policy.runs[0].cluster.total_gpus for policy in policies)
     axes[0, 0].set_ylim(most, 0)  # the first node on top
     axes[1, 0].set_ylim(0, 1.05 * most)

@@ -14,6 +14,7 @@ from weft.words import count
 
 HERE = Path(__file__).parent
 DRAWN_AT_MOST = 8  # policies of a comparison with charts of their own
+WARM_UP = "warm-up of {}: its {} count in no completion time, wait or slowdown, and the charts over time show them"
 MOST_LISTED = 5  # jobs that can never run, by name
 
 
@@ -61,6 +62,12 @@ def _about(result: Result, trace: str) -> list[str]:
         f"{trace or 'trace'}: {count(len(jobs), 'job')}, submitted over {over}",
         f"cluster: {count(len(cluster), 'node')}, {count(cluster.total_gpus, 'GPU')}",
         f"simulated on {datetime.date.today().isoformat()}",
+        *(f"left out: {count(rows, 'row')}, {why}" for why, rows in jobs.dropped.items()),
+        *(
+            [WARM_UP.format(time_axis.text(result.warm_up_s), count(int(result.warm_up.sum()), "job"))]
+            if result.warm_up_s
+            else []
+        ),
         *(text for text in assumptions(jobs) if text == NO_ESTIMATES),
     ]
 
@@ -132,7 +139,10 @@ def _tiles(result: Result) -> list[dict[str, str]]:
     from weft.cluster.pictures import series
 
     found = summary(result)
-    begin, last = time_axis.span(result)[0], float(np.nanmax(result.stretches.begin, initial=-np.inf))
+    begin, last = (
+        time_axis.span(result)[0] + result.warm_up_s,
+        float(np.nanmax(result.stretches.begin, initial=-np.inf)),
+    )
     name, busy, until = "Utilisation", found["utilisation"], "the last completion"
     if last > begin and found["gpus"]:  # a long tail of completions says little about a policy
         held = series.binned(series.allocated(allocations.of(result)), begin, last, points=1).overall

@@ -19,13 +19,13 @@ NOT_WAITED = "No job waited: every job started when it arrived."
 
 def charts(result: Result) -> list[Chart]:
     """Empty where no job waited."""
-    total = result.waited.sum(axis=0)
+    total = result.waited[result.counted].sum(axis=0)
     seen = [i for i in range(len(REASONS)) if total[i] > 0]
     return [_by_size(result, seen), _over_time(result, seen)] if seen else []
 
 
 def _by_size(result: Result, seen: list[int]) -> Chart:
-    names, ran = list(REASONS), result.ran
+    names, ran = list(REASONS), result.counted
     classes = size_classes(result.jobs.gpus[ran])
     plot = empty(
         64 + 44 * len(classes), (0, 1), (len(classes) - 0.4, -0.6), x_axis_label="share of the wait of its jobs (%)"
@@ -78,7 +78,7 @@ def _by_size(result: Result, seen: list[int]) -> Chart:
 
 def _over_time(result: Result, seen: list[int]) -> Chart:
     names, (begin, _) = list(REASONS), span(result)
-    ran = result.ran
+    ran = result.counted
     submit = result.jobs.submit[ran]
     end = max(float(submit.max()), begin + 1e-9)
     unit, length = time_axis.unit(end - begin)

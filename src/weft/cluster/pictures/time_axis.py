@@ -18,12 +18,12 @@ def unit(seconds: float) -> tuple[str, float]:
     return name, UNITS[name]
 
 
-def text(seconds: Any) -> str:
+def text(seconds: Any, digits: int = 3, space: str = SPACE) -> str:
     """``5,400`` → ``90.0 min``."""
     if not known(seconds):
         return NONE
     name, length = unit(seconds)
-    return f"{figures(seconds / length)}{SPACE}{name}"
+    return f"{figures(seconds / length, digits)}{space}{name}"
 
 
 def log_start(smallest: float, largest: float) -> float:

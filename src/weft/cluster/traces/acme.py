@@ -6,7 +6,7 @@ import numpy as np
 
 from weft.cluster.files.columns import read
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, jobs_of, names, or_zero, since_first
+from weft.cluster.trace import Format, jobs_of, names, or_zero
 
 
 def load(path: Path) -> Jobs:
@@ -28,10 +28,10 @@ def load(path: Path) -> Jobs:
     even = (nodes > 0) & (gpus % np.maximum(nodes, 1) == 0)
     tenant, tenants = names(table.words["user"])
     return jobs_of(
-        table, since_first(submit), end - start, gpus,
+        table, submit, end - start, gpus,
         {"never started": np.isnan(start), "no end": np.isnan(end)},
         id=table.words["job_id"], pods=np.where(even, nodes, 0), cpu=or_zero(cpu * 1000),
-        memory=or_zero(np.rint(memory)), tenant=tenant, tenants=tenants,
+        memory=or_zero(np.rint(memory)), tenant=tenant, tenants=tenants, dated=True,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from weft.cluster.files.columns import Columns, nearest, read
 from weft.cluster.files.text import TraceError
 from weft.cluster.model import DEFAULTS, FLOATS, Jobs
-from weft.cluster.trace import Format, accepted, jobs_of, names, since_first
+from weft.cluster.trace import Format, accepted, jobs_of, names
 from weft.definition import UnknownName
 
 NEEDED = ("submit", "duration", "gpus")
@@ -103,8 +103,6 @@ def jobs_from(table: Columns, warnings: Iterable[str] = ()) -> Jobs:
     more: dict[str, Any] = {}
     if "workers" in table.numbers:
         _hire(table)
-    if "submit" in table.dates:
-        table.numbers["submit"] = since_first(table.numbers["submit"])
     if "duration" not in table.numbers:
         for name in ALTERNATIVES["duration"]:
             if len(bad := np.flatnonzero(np.isinf(table.numbers[name]))):
@@ -127,9 +125,10 @@ def jobs_from(table: Columns, warnings: Iterable[str] = ()) -> Jobs:
         more["tenant"], more["tenants"] = names(table.words["tenant"])
     if "types" in table.words:
         more["types"], more["type_sets"] = accepted(table.words["types"])
+    submit, duration, gpus = (table.numbers[name] for name in NEEDED)
     if "cpu" in more:
         more["cpu_only"] = more["cpu"] > 0
-    jobs = jobs_of(table, *(table.numbers[name] for name in NEEDED), **more)
+    jobs = jobs_of(table, submit, duration, gpus, dated="submit" in table.dates, **more)
     jobs.warnings = (*jobs.warnings, *warnings, *doubtful(jobs))
     return jobs
 

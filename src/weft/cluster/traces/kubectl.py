@@ -12,7 +12,7 @@ from weft.cluster.files.claims import Claims
 from weft.cluster.files.columns import seconds
 from weft.cluster.files.text import TraceError
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, accepted, names, since_first
+from weft.cluster.trace import Format, accepted, earliest, names
 
 RUN = ("state", "lastState")
 
@@ -59,11 +59,12 @@ def load(path: Path) -> Jobs:
     )
     tenant_index, tenants = names(tenant)
     types_index, type_sets = accepted(types)
+    first = earliest(np.array(submit))
     return Jobs(
-        since_first(np.array(submit)), np.array(duration), np.array(gpus, np.int64), id=id, milli=np.array(milli),
-        pods=np.ones(len(id), np.int64),
+        np.array(submit) - (first if submit else 0.0), np.array(duration), np.array(gpus, np.int64),
+        id=id, milli=np.array(milli), pods=np.ones(len(id), np.int64),
         cpu=np.array(cpu), memory=np.array(memory), types=types_index, type_sets=type_sets, tenant=tenant_index,
-        tenants=tenants, priority=np.array(priority), dropped=dict(dropped),
+        tenants=tenants, priority=np.array(priority), dropped=dict(dropped), epoch=first,
     )  # fmt: skip
 
 

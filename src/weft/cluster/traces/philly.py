@@ -9,7 +9,7 @@ import numpy as np
 from weft.cluster.files.columns import read, seconds
 from weft.cluster.files.text import TraceError, json_of, text_of
 from weft.cluster.model import Jobs
-from weft.cluster.trace import Format, jobs_of, names, since_first
+from weft.cluster.trace import Format, earliest, jobs_of, names
 
 
 def load(path: Path) -> Jobs:
@@ -19,8 +19,8 @@ def load(path: Path) -> Jobs:
     table = read(path, ("duration", "num_gpus"), ("timestamp", "cluster"))
     tenant, tenants = names(table.words["cluster"])
     return jobs_of(
-        table, since_first(table.times("timestamp")), table.numbers["duration"], table.numbers["num_gpus"],
-        tenant=tenant, tenants=tenants,
+        table, table.times("timestamp"), table.numbers["duration"], table.numbers["num_gpus"],
+        tenant=tenant, tenants=tenants, dated=True,
     )  # fmt: skip
 
 
@@ -54,14 +54,16 @@ def raw(path: Path) -> Jobs:
         else:
             kept.append(row)
     tenant, tenants = names(row[1] for row in kept)
+    at = np.array([row[2] for row in kept])
     return Jobs(
-        since_first(np.array([row[2] for row in kept])),
+        at - earliest(at) if len(at) else at,
         np.array([row[3] for row in kept]),
         np.array([row[4] for row in kept], np.int64),
         id=[row[0] for row in kept],
         tenant=tenant,
         tenants=tenants,
         dropped=dict(dropped),
+        epoch=earliest(at),
     )
 
 

@@ -11,7 +11,7 @@ from weft.cluster.files import slurm
 from weft.cluster.files.columns import Columns, read
 from weft.cluster.files.text import TraceError, text_of
 from weft.cluster.model import LATEST, Jobs
-from weft.cluster.trace import Format, accepted, jobs_of, names, or_zero, since_first
+from weft.cluster.trace import Format, accepted, jobs_of, names, or_zero
 from weft.words import count as count_of
 
 FIELDS = (
@@ -99,12 +99,12 @@ def jobs_from(
     }
     kept = ~np.any(list(leave_out.values()), 0) & (gpus > 0)
     jobs = jobs_of(
-        table, since_first(able), times["Elapsed"], gpus, leave_out,
+        table, able, times["Elapsed"], gpus, leave_out,
         id=ids, estimate=np.where(np.isnan(times["Timelimit"]), times["Elapsed"], times["Timelimit"]), pods=pods,
         milli=np.maximum(milli, 1), cpu=np.rint([float(tres.get("cpu", 0)) * 1000 for tres in allocated]),
         memory=np.rint([_mib(table, row, tres.get("mem", "0")) for row, tres in enumerate(allocated)]),
         types=types, type_sets=type_sets, tenant=tenant, tenants=tenants,
-        priority=or_zero(table.numbers.get("Priority", np.zeros(count))),
+        priority=or_zero(table.numbers.get("Priority", np.zeros(count))), dated=True,
     )  # fmt: skip
     told: dict[str, Any] = {
         "parts of heterogeneous jobs, each a job of its own": ["+" in id for id in ids],
