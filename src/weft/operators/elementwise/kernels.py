@@ -106,7 +106,7 @@ def map_block(inputs, outputs, M, N, F: tl.constexpr, BLOCK: tl.constexpr, TILE:
     PRECISE: tl.constexpr = outputs[0][0].dtype.element_ty == tl.float32
     values = ()
     for i in tl.static_range(len(inputs)):
-        values += (read(inputs[i][0], row, col, inputs[i][1], inputs[i][2], inside, MASKED),)
+        values += (read(inputs[i][0], row, col, inputs[i][1], inputs[i][2], inside, MASKED),)  # type: ignore[assignment]
     results = F(*values, PRECISE)
     if len(outputs) == 1:
         results = (results,)

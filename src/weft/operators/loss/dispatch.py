@@ -368,10 +368,6 @@ def with_sums(launch: Callable[[LossCall], Any]) -> Callable[[LossCall], Forward
     return launches
 
 
-def single_program(c: LossCall) -> SingleProgram:
-    return SingleProgram(c.options, c.at_once, c.wanted, kernels.launch_single_program(c), None, None)
-
-
 def single_program_unsupported(c: LossCall) -> str:
     if c.options.reduction == "none":
         return "each row's loss: one launch without a sum makes them"
@@ -393,24 +389,20 @@ FEW = "few logits: the labels' sums, the loss and the gradient in one launch"
 
 def by_rows(finish: Callable[..., Any]) -> tuple[Route, ...]:
     """Kernels over rows, whose launches ``finish`` completes."""
-    return (
-        Route(
-            "cuda", lambda c: c.v >= 16384 and not c.traced, CLUSTER, finish(launch_cluster), cluster_unsupported, sm=90
-        ),
-        Route("triton", lambda c: c.v <= ONE_PASS, WHOLE, finish(kernels.launch_rows)),
-        Route("triton", lambda c: True, LONG, finish(kernels.launch_rows)),
+    long = Route(
+        "cuda", lambda c: c.v >= 16384 and not c.traced, CLUSTER, finish(launch_cluster), cluster_unsupported, sm=90
     )
+    rows = finish(kernels.launch_rows)
+    return long, Route("triton", lambda c: c.v <= ONE_PASS, WHOLE, rows), Route("triton", lambda c: True, LONG, rows)
 
 
 FORWARD = Dispatch(
-    functools.partial(loss_call, "cross_entropy", False),
-    ON_CPU,
-    EMPTY,
-    OTHER_FORM,
-    Route("single-program", lambda c: not c.traced, FEW, single_program, single_program_unsupported),
+    functools.partial(loss_call, "cross_entropy", False), ON_CPU, EMPTY, OTHER_FORM,
+    Route("single-program", lambda c: not c.traced, FEW,
+          lambda c: SingleProgram(c.options, c.at_once, c.wanted, kernels.launch_single_program(c), None, None),
+          single_program_unsupported),
     *by_rows(with_sums),
-)
-
+)  # fmt: skip
 WITH_GRADIENT = Dispatch(
     functools.partial(loss_call, "cross_entropy_with_gradient", True),
     ON_CPU,
@@ -538,10 +530,7 @@ FACTORS = "the gradients need each row's factor: made in backward, a chunk of to
 SCALED = "float16 would underflow without the loss scale: made in backward, by chunks"
 
 LINEAR_FORWARD = Dispatch(
-    checked,
-    ON_CPU,
-    EMPTY,
-    Route("torch", lambda c: c.traced, HELD),
+    checked, ON_CPU, EMPTY, Route("torch", lambda c: c.traced, HELD),
     Route("chunked", lambda c: not c.wanted and (c.x.dtype == torch.float32 or not c.aligned),
           "fp32, or rows that do not begin on 16 bytes: a chunk at a time by cuBLAS, of copies", lambda c: True),
     Route("triton", lambda c: not c.wanted, "no gradient is needed: no logit is written", lambda c: True),
@@ -552,9 +541,6 @@ LINEAR_FORWARD = Dispatch(
 )  # fmt: skip
 
 LINEAR_WITH_GRADIENT = Dispatch(
-    checked,
-    ON_CPU,
-    EMPTY,
-    Route("torch", lambda c: c.traced, HELD),
+    checked, ON_CPU, EMPTY, Route("torch", lambda c: c.traced, HELD),
     Route("chunked", lambda c: True, "three products, a chunk of tokens at a time", lambda c: True),
-)
+)  # fmt: skip

@@ -217,10 +217,6 @@ def _all_divide(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
     return (reference(logits, target, **{**options, "reduction": "sum"}) / max(len(target), 1)).to(logits.dtype)
 
 
-def _none_ignored(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
-    return reference(logits, target.clamp_min(0), **options)
-
-
 def _without(name: str, value: Any = None) -> Callable[..., Tensor]:
     return lambda logits, target, **options: reference(logits, target, **{**options, name: value})
 
@@ -233,7 +229,7 @@ def _padded(logits: Tensor, target: Tensor, **options: Any) -> Tensor:
 WRONG: dict[str, Callable[..., Tensor]] = {
     "label moved": _moved,
     "ignored rows divide": _all_divide,
-    "ignored rows count": _none_ignored,
+    "ignored rows count": lambda logits, target, **options: reference(logits, target.clamp_min(0), **options),
     "padding counts": _padded,
     "weight left out": _without("weight"),
     "smoothing left out": _without("label_smoothing", 0.0),

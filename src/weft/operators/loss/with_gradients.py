@@ -62,13 +62,12 @@ def wrong_in_parts(
 ) -> list[Mutant]:
     """Mutants of a loss with its gradients: with the wrong loss alone, and with wrong gradients alone."""
 
-    def in_loss(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-        return lambda **arguments: (function(**arguments)[0], *right(**arguments)[1:])
-
-    def in_gradients(function: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-        return lambda **arguments: (right(**arguments)[0], *function(**arguments)[1:])
+    def of(
+        loss: Callable[..., tuple[Any, ...]], others: Callable[..., tuple[Any, ...]]
+    ) -> Callable[..., tuple[Any, ...]]:
+        return lambda **arguments: (loss(**arguments)[0], *others(**arguments)[1:])
 
     return [
-        *(Mutant(f"{name} in the loss", in_loss(function)) for name, function in wrong.items()),
-        *(Mutant(f"{name} in the {gradients}", in_gradients(function)) for name, function in wrong.items()),
+        *(Mutant(f"{name} in the loss", of(function, right)) for name, function in wrong.items()),
+        *(Mutant(f"{name} in the {gradients}", of(right, function)) for name, function in wrong.items()),
     ]

@@ -261,19 +261,16 @@ inverse_configuration = Configurations(__file__, "dequantize", tile_heuristic, l
 def launch(kernel: Any, c: Lined, grid: tuple[int], scalars: tuple[int, ...], warps: int, **own: Any) -> Plan:
     """Of a kernel with the constants of its own and what it needs of those that follow from the call."""
     made = c.scheme.of
+    hardware = target_sm(c.x.device) >= 89 and not INTERPRETING and made.mantissa > 0
+    ragged, apart = "RAGGED" in kernel.arg_names and c.lines.ragged, isinstance(c, QuantizeCall) and c.apart
     known = {
         "FORMAT": c.scheme.format,
         "PER_BYTE": made.per_byte,
-        "RANDOM": c.random,
-        "PER": 16 // c.x.element_size(),
-        "HARDWARE": target_sm(c.x.device) >= 89 and not INTERPRETING and made.mantissa > 0,
         "LARGEST": made.largest,
         "POWER": c.scheme.power_of_two,
-        "BY": by(c),
-        "RAGGED": c.lines.ragged if "RAGGED" in kernel.arg_names else False,
-        "APART": isinstance(c, QuantizeCall) and c.apart,
-        **own,
     }
+    known |= {"RANDOM": c.random, "PER": 16 // c.x.element_size(), "HARDWARE": hardware, "BY": by(c)}
+    known |= {"RAGGED": ragged, "APART": apart, **own}
     return Plan(kernel, grid, scalars, {name: known[name] for name in kernel.arg_names if name in known}, warps)
 
 

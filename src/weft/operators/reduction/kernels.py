@@ -369,16 +369,8 @@ class Tiling:
         return (self.blocks(v) * self.parts(v),)
 
     def constants(self, v: AxisView, *others: AxisView) -> dict[str, Any]:
-        return {
-            "ROWS": self.rows,
-            "REACH": self.reach,
-            "COLS": self.cols,
-            "UNROLL": self.unroll,
-            "CHUNK": self.chunk,
-            "ONCE": self.reach * self.unroll >= v.N,
-            "UNIT": v.unit(*others),
-            "DENSE": v.dense_axis,
-        }
+        tile = {"ROWS": self.rows, "REACH": self.reach, "COLS": self.cols, "UNROLL": self.unroll, "CHUNK": self.chunk}
+        return {**tile, "ONCE": self.reach * self.unroll >= v.N, "UNIT": v.unit(*others), "DENSE": v.dense_axis}
 
     def balanced(self, v: AxisView) -> "Tiling":
         """Of columns in one part: about as many tiles in each step of few, so that none waits for memory for a few elements."""
@@ -475,19 +467,9 @@ def reduce_launch(
     v: AxisView, t: Tiling, formula: Formula, finish: Any, divisor: float = 1.0, y: tuple[int, int] = (0, 0)
 ) -> Plan:
     scalars = (v.M, v.N, v.K, t.parts(v), v.m, v.n, v.k, *y, divisor)
-    constants = {
-        "MAP": formula.map,
-        "COMBINE": formula.join[0],
-        "FOLD": formula.join[1],
-        "FINISH": finish,
-        "NEUTRAL": formula.neutral,
-        "OTHER": formula.other,
-        "COMPARED": formula.compared,
-        "FLAT": t.flat,
-        "VECTOR": t.vector,
-        "APART": t.apart,
-        **t.constants(v),
-    }
+    constants = {"MAP": formula.map, "COMBINE": formula.join[0], "FOLD": formula.join[1], "FINISH": finish}
+    constants |= {"NEUTRAL": formula.neutral, "OTHER": formula.other, "COMPARED": formula.compared}
+    constants |= {"FLAT": t.flat, "VECTOR": t.vector, "APART": t.apart, **t.constants(v)}
     return Plan(reduce_tiles, t.grid(v), scalars, constants, t.num_warps)
 
 
@@ -606,17 +588,9 @@ class GradientPlan:
         span, count = (self.spans.length, self.spans.count) if self.spans else (t.reach, 1)
         y = (0, 0) if total else (v.K, 1)
         scalars = (v.M, v.N, v.K, t.parts(v), count, v.m, v.n, v.k, *y, *c.strides, dx.m, dx.n, dx.k)
-        constants = {
-            "F": formula.gradient,
-            "TIE": formula.tie,
-            "COUNT": 0 if formula.tie is None else 1 if in_a_tile else 2,
-            "SPAN": span,
-            "ROWS": t.rows,
-            "REACH": t.reach,
-            "COLS": t.cols,
-            "UNIT": v.unit(dx),
-            "DENSE": v.dense_axis,
-        }
+        ways = 0 if formula.tie is None else 1 if in_a_tile else 2
+        constants = {"F": formula.gradient, "TIE": formula.tie, "COUNT": ways, "SPAN": span}
+        constants |= {"ROWS": t.rows, "REACH": t.reach, "COLS": t.cols, "UNIT": v.unit(dx), "DENSE": v.dense_axis}
         self.results = v.M * v.K
         self.gradient = Plan(gradient_tiles, t.grid(v), scalars, constants, t.num_warps)
 

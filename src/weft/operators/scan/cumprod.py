@@ -42,10 +42,6 @@ def _by_division(dy: Tensor, x: Tensor, dim: int, exclusive: bool, reverse: bool
     return ((scan.scan((y * dy).flip(dim), dim).flip(dim) / (x + (x == 0) * 1e-3)).to(x.dtype),)
 
 
-def _sum(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    return 1 + torch.cumsum(x - 1, dim)
-
-
 cumprod = Operator(
     **define(
         scan,
@@ -59,7 +55,7 @@ cumprod = Operator(
             workload(M=12, N=9, dim=0, values="zeros"),
             workload(M=9, N=12, values="zeros", exclusive=True, reverse=True),
         ],
-        wrong=[Mutant("sum of the small parts", _sum)],
+        wrong=[Mutant("sum of the small parts", lambda x, dim, **_: 1 + torch.cumsum(x - 1, dim))],
         gradient_wrong=[Mutant("divides by zero factors", _by_division, "backward")],
     )
 )

@@ -260,22 +260,19 @@ def tiles_launch(c: ScanCall) -> ScanInParts:
     return kernels.tiles_plan(v, y, config, c.x, formula, int(c.exclusive), c.reverse, cut=not c.walked)
 
 
-def long_rows_unsupported(c: ScanCall) -> str:
-    return uncollapsed(c) or ("" if c.v.K == 1 else "columns, which are walked")
-
-
 def long_rows_launch(c: ScanCall) -> RowsPlan:
     (v, y), x, formula = c.views, c.x, c.op.formula
     config = formula.long_rows(x.device, x.dtype)
     block, group = (64, 4) if INTERPRETING else (config["BLOCK"], config["GROUP"])
     tiles = triton.cdiv(v.N, block)
+    shift, vector = -int(c.exclusive) if c.reverse else int(c.exclusive), kernels.vector(v, x, block, c.reverse)
     constants = {
         **formula.constants,
         "REVERSE": c.reverse,
-        "SHIFT": -int(c.exclusive) if c.reverse else int(c.exclusive),
+        "SHIFT": shift,
+        "VECTOR": vector,
         "BLOCK": block,
         "GROUP": group,
-        "VECTOR": kernels.vector(v, x, block, c.reverse),
     }
     scalars = (v.N, tiles, v.m, v.n, y.m, y.n)
     launch = Plan(kernels.scan_long_rows, (v.M * tiles,), scalars, constants, config["num_warps"])
@@ -530,10 +527,6 @@ def columns_plan(
     return ScanInParts(shape, scan, walk.launch(kernel.source, f"{kind}, TOTALS", views), carries, scaled)
 
 
-def columns_launch(c: ScanCall) -> ScanInParts:
-    return columns_plan(c.views, c.x, c.op, exclusive=c.exclusive, reverse=c.reverse)
-
-
 def gradient_columns_launch(c: ScanCall) -> GradientInParts:
     v, config = c.v, c.config(c.op.gradient_columns)
     # threads at a time on a multiprocessor, by the registers that they need
@@ -564,9 +557,9 @@ FORWARD = Dispatch(
           rows_launch, rows_unsupported),
     Route("cuda", lambda c: c.large and not c.few_rows,
           "columns side by side: 16 bytes an access, a block walks down its columns",
-          columns_launch, columns_unsupported),
+          lambda c: columns_plan(c.views, c.x, c.op, exclusive=c.exclusive, reverse=c.reverse), columns_unsupported),
     Route("triton", lambda c: c.v.N > ONE_TILE and not c.walked, "rows longer than a tile: one pass, by look-back",
-          long_rows_launch, long_rows_unsupported),
+          long_rows_launch, lambda c: uncollapsed(c) or ("" if c.v.K == 1 else "columns, which are walked")),
     Route("triton", lambda c: True, "one stride before, along and after the axis: tiles that walk along it with a carry",
           tiles_launch, uncollapsed),
 )

@@ -570,17 +570,9 @@ def tiles_plan(
     """A scan by tiles that walk. ``shift``: 1 for an exclusive scan; ``cut``: N may be cut into parts."""
     t = Tiling(v, config, x.device, cut=cut)
     scalars = (v.M, v.N, v.K, t.parts, v.m, v.n, v.k, y.m, y.n, y.k)
-
-    known = {
-        **formula.constants,
-        **t.constants,
-        "REVERSE": reverse,
-        "SHIFT": -shift if reverse else shift,
-        "ONCE": t.chunk == t.reach,
-        "VECTOR": vector(v, x, t.reach, reverse),
-        "UNIT": v.unit(y),
-        "DENSE": v.dense_axis,
-    }
+    known = {**formula.constants, **t.constants, "REVERSE": reverse, "SHIFT": -shift if reverse else shift}
+    known |= {"ONCE": t.chunk == t.reach, "VECTOR": vector(v, x, t.reach, reverse)}
+    known |= {"UNIT": v.unit(y), "DENSE": v.dense_axis}
 
     def launch(*, totals: bool = False, carried: bool = False) -> Plan:
         constants = {**known, "TOTALS": totals, "CARRIED": carried, "SCALED": totals and formula.scaled}

@@ -46,10 +46,6 @@ def _of_tile_maximum(x: Tensor, dim: int = -1, exclusive: bool = False, reverse:
     return (torch.cumsum((x - base).exp(), dim).log() + base).to(x.dtype)
 
 
-def _no_maximum(dy: Tensor, x: Tensor, dim: int, exclusive: bool, reverse: bool) -> tuple[Tensor, ...]:
-    return (torch.softmax(x, dim) * dy,)
-
-
 logcumsumexp = Operator(
     **define(
         scan,
@@ -63,7 +59,9 @@ logcumsumexp = Operator(
             Mutant("terms one per cent larger", mutants.changed(scan.reference, x=lambda x: (x * 1.01).to(x.dtype))),
             Mutant("relative to the largest of all", _of_tile_maximum),
         ],
-        gradient_wrong=[Mutant("of the last result alone", _no_maximum, "backward")],
+        gradient_wrong=[
+            Mutant("of the last result alone", lambda dy, x, dim, **_: (torch.softmax(x, dim) * dy,), "backward")
+        ],
     )
 )
 implement(scan, logcumsumexp)
