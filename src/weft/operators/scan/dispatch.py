@@ -260,6 +260,10 @@ def tiles_launch(c: ScanCall) -> ScanInParts:
     return kernels.tiles_plan(v, y, config, c.x, formula, int(c.exclusive), c.reverse, cut=not c.walked)
 
 
+def long_rows_unsupported(c: ScanCall) -> str:
+    return uncollapsed(c) or ("" if c.v.K == 1 else "columns, which are walked")
+
+
 def long_rows_launch(c: ScanCall) -> RowsPlan:
     (v, y), x, formula = c.views, c.x, c.op.formula
     config = formula.long_rows(x.device, x.dtype)
@@ -559,7 +563,7 @@ FORWARD = Dispatch(
           "columns side by side: 16 bytes an access, a block walks down its columns",
           lambda c: columns_plan(c.views, c.x, c.op, exclusive=c.exclusive, reverse=c.reverse), columns_unsupported),
     Route("triton", lambda c: c.v.N > ONE_TILE and not c.walked, "rows longer than a tile: one pass, by look-back",
-          long_rows_launch, lambda c: uncollapsed(c) or ("" if c.v.K == 1 else "columns, which are walked")),
+          long_rows_launch, long_rows_unsupported),
     Route("triton", lambda c: True, "one stride before, along and after the axis: tiles that walk along it with a carry",
           tiles_launch, uncollapsed),
 )
