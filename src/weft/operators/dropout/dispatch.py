@@ -64,14 +64,12 @@ class DropoutPlan:
 
 
 DROPOUT = Dispatch(
-    DropoutCall,
-    ON_CPU,
-    TRACED,
+    DropoutCall, ON_CPU, TRACED,
     Route("torch", lambda c: not c.threshold, "nothing is dropped: x itself is the result"),
     EMPTY,
     Route("torch", lambda c: not_launchable(c) != "", "strides do not collapse into rows: a kernel would need a copy"),
     Route("triton", lambda c: True, "the mask is made from the seed, not stored", DropoutPlan, not_launchable),
-)
+)  # fmt: skip
 
 # ---- dropout + residual + RMSNorm ------------------------------------------------------------------------------------
 
@@ -113,10 +111,7 @@ def unsupported(c: AddNormCall) -> str:
 
 
 FORWARD = Dispatch(
-    AddNormCall,
-    ON_CPU,
-    TRACED,
-    EMPTY,
+    AddNormCall, ON_CPU, TRACED, EMPTY,
     Route("torch", lambda c: not c.threshold, "nothing is dropped: add_rms_norm does it"),
     Route("torch", lambda c: unsupported(c) != "",
           "leading dimensions do not collapse into rows of one stride: a kernel would need a copy"),

@@ -135,17 +135,10 @@ def _labels(w: Workload, g: Any, device: str) -> Tensor:
 
 
 OPTIONS = {
-    "layout": LAYOUTS,
-    "values": VALUES,
-    "reduction": REDUCTIONS,
-    "labels": ("int32", "int64"),
-    "weight": (True, False),
-    "weight_dtype": ("fp32", "fp16", "bf16"),
-    "ignored": range(101),
-    "smoothing": range(101),
-    "z": range(1001),
+    "layout": LAYOUTS, "values": VALUES, "reduction": REDUCTIONS, "labels": ("int32", "int64"), "weight": (True, False),
+    "weight_dtype": ("fp32", "fp16", "bf16"), "ignored": range(101), "smoothing": range(101), "z": range(1001),
     "cap": range(1001),
-}
+}  # fmt: skip
 
 
 def workloads() -> dict[str, list[Workload]]:
@@ -231,8 +224,6 @@ WRONG: dict[str, Callable[..., Tensor]] = {
     "ignored rows divide": _all_divide,
     "ignored rows count": lambda logits, target, **options: reference(logits, target.clamp_min(0), **options),
     "padding counts": _padded,
-    "weight left out": _without("weight"),
-    "smoothing left out": _without("label_smoothing", 0.0),
-    "z-loss left out": _without("z_loss", 0.0),
-    "cap left out": _without("soft_cap"),
-}
+    "weight left out": _without("weight"), "smoothing left out": _without("label_smoothing", 0.0),
+    "z-loss left out": _without("z_loss", 0.0), "cap left out": _without("soft_cap"),
+}  # fmt: skip

@@ -284,9 +284,7 @@ def short_rows_argmax_launch(c: ReductionCall) -> ForwardPlan:
 
 # fmt: off
 FIRST = (
-    ON_CPU,
-    TRACED,
-    EMPTY,
+    ON_CPU, TRACED, EMPTY,
     Route("torch", lambda c: c.x.ndim == 0, "a scalar: nothing to reduce"),
     Route("torch", lambda c: c.several, "several dimensions that no view makes one"),
     Route("torch", lambda c: c.dtype not in (c.x.dtype, torch.float32, torch.int64), "a result narrower than x, or float64"),

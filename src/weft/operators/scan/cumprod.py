@@ -12,14 +12,10 @@ from weft.operators.scan.kernels import Formula
 from weft.operators.scan.scan import define, implement, inputs, scan_along
 
 scan = Scan(
-    "cumprod",
-    torch.cumprod,
+    "cumprod", torch.cumprod,
     Formula("cumprod", kernels.running_product, kernels.total_product, kernels.times, 1.0, scaled=True),
-    RowsKernel("Product"),
-    ColumnsKernel("columns.cu", "scan_columns<{}, Product"),
-    log=False,
-    wide_in_autocast=True,
-)
+    RowsKernel("Product"), ColumnsKernel("columns.cu", "scan_columns<{}, Product"), log=False, wide_in_autocast=True,
+)  # fmt: skip
 
 
 def near_one(w: Workload, g: Any, device: str) -> dict[str, Any]:

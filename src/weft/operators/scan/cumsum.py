@@ -14,14 +14,9 @@ from weft.operators.scan.kernels import Formula
 from weft.operators.scan.scan import define, implement, scan_along
 
 scan = Scan(
-    "cumsum",
-    torch.cumsum,
-    Formula("cumsum", kernels.running_sum, kernels.total_sum, plus, 0.0),
-    RowsKernel("Sum"),
-    ColumnsKernel("columns.cu", "scan_columns<{}, Sum"),
-    log=None,
-    wide_in_autocast=True,
-)
+    "cumsum", torch.cumsum, Formula("cumsum", kernels.running_sum, kernels.total_sum, plus, 0.0),
+    RowsKernel("Sum"), ColumnsKernel("columns.cu", "scan_columns<{}, Sum"), log=None, wide_in_autocast=True,
+)  # fmt: skip
 
 
 def _squares(arguments: dict[str, Any]) -> dict[str, Any]:

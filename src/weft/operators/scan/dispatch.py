@@ -547,9 +547,7 @@ def gradient_columns_launch(c: ScanCall) -> GradientInParts:
 
 # fmt: off
 FIRST = (
-    ON_CPU,
-    TRACED,
-    EMPTY,
+    ON_CPU, TRACED, EMPTY,
     Route("torch", lambda c: c.x.ndim == 0, "a scalar: nothing to scan"),
     Route("torch", lambda c: c.views is None, COPY),
 )
