@@ -124,7 +124,7 @@ def test_far_from_0_and_with_one_wild_element(space):
     torch.testing.assert_close(got[1, 0].double(), want[1, 0], rtol=1e-5, atol=3e-4)
 
 
-@pytest.mark.parametrize("space", [30, 300, 3001])
+@pytest.mark.parametrize("space", [30, 300])
 def test_constant_groups_give_the_bias(space):
     x = torch.full((2, 4, space), 7.0, device=DEVICE).requires_grad_()
     bias = random(4, seed=1)

@@ -88,8 +88,9 @@ def backward_scale(arguments: dict[str, Any], gradients: list[Tensor]) -> list[T
     options = {name: value for name, value in arguments.items() if name not in LEAVES}
     chosen = routing.reference(F.linear(arguments["x"], arguments["router"]), **options)
     dx, *of_experts = mutants.gradient_of(reference, *LEAVES)(gradients[0], **arguments)
-    used = chosen.offsets.diff() > 0
-    return [t.square().mean().sqrt() for t in (dx, *(dw[used] for dw in of_experts))]
+    used = float((chosen.offsets.diff() > 0).double().mean())
+    elements = (dx.numel(), *(dw.numel() * used for dw in of_experts))
+    return [torch.linalg.vector_norm(t) / max(n, 1) ** 0.5 for t, n in zip((dx, *of_experts), elements, strict=True)]
 
 
 def _router_without_gradient(dy: Tensor, **named: Any) -> tuple[Tensor, ...]:

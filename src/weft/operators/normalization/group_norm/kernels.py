@@ -36,6 +36,13 @@ def known_strides(b, c, s, UNIT: tl.constexpr, DENSE: tl.constexpr):
         return b, c, s
 
 
+@triton.jit
+def quotient(a, b):
+    """a / b. ``/`` errs by up to 2 ulp, which a group of equal elements would show; ``tl.div_rn`` branches."""
+    q = a / b
+    return tl.fma(tl.fma(-q, b, a), 1.0 / b, q)
+
+
 # ---- groups held in registers ----------------------------------------------------------------------------------------
 
 
@@ -63,7 +70,7 @@ def held_groups(
         w = tl.load(w_ptr + channel * w_c, mask=there, other=0.0).to(tl.float32)
     if BIASED:
         b = tl.load(b_ptr + channel * b_c, mask=there, other=0.0).to(tl.float32)
-    mean = tl.div_rn(tl.sum(tl.sum(x, axis=2), axis=1), n)  # ``/`` errs by 2 ulp, which equal elements would show
+    mean = quotient(tl.sum(tl.sum(x, axis=2), axis=1), n)
     x = tl.where(inside, x - mean[:, None, None], 0.0)
     rstd = reciprocal_root(tl.sum(tl.sum(x * x, axis=2), axis=1) / n, eps)
     if SAVED:
@@ -279,10 +286,10 @@ def streamed_groups(
         for i in range(0, WALK_C * WALK_S):
             more = (extent(at_c, CG, CHANNELS) * extent(at_s, S, SPACE)).to(tl.float32)
             wide = x.to(tl.float32)
-            of_tile = tl.div_rn(tl.sum(tl.sum(wide, axis=1), axis=0), tl.maximum(more, 1.0))
+            of_tile = tl.sum(tl.sum(wide, axis=1), axis=0) / tl.maximum(more, 1.0)
             wide = tl.where(inside, wide - of_tile, 0.0)
             apart = of_tile - middle
-            share = tl.div_rn(more, count + more)
+            share = more / (count + more)
             total += tl.sum(tl.sum(wide * wide, axis=1), axis=0) + apart * apart * (count * share)
             middle += apart * share
             count += more
