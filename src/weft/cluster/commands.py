@@ -64,9 +64,11 @@ def simulate(
     cluster: ClusterFile = None,
     order: Annotated[
         str,
-        typer.Option(help="ORDERS; with -skip, -easy or -conservative jobs behind the head may start", metavar="NAME"),
+        typer.Option(
+            help="ORDERS, or a file; with -skip, -easy or -conservative jobs behind the head may start", metavar="NAME"
+        ),
     ] = "fifo",
-    placement: Annotated[str, typer.Option(help="PLACEMENTS", metavar="NAME")] = "best",
+    placement: Annotated[str, typer.Option(help="PLACEMENTS, or a file ./mine.py", metavar="NAME")] = "best",
     ties: Annotated[str, typer.Option(help="lowest, highest or random; by default the placement's own")] = "",
     seed: Annotated[int, typer.Option(min=0, help="of random ties")] = 0,
     restart_cost: RestartCost = 0.0,
@@ -80,6 +82,10 @@ def simulate(
     until: Until = "",
     option: FormatOptions = None,
     columns: Columns = "",
+    plain: Annotated[
+        bool,
+        typer.Option("--plain", help="in plain Python: for policies that Numba cannot compile, and thousands of jobs"),
+    ] = False,
     save: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="save every job and event (Parquet) and the summary there")
     ] = None,
@@ -111,7 +117,7 @@ def simulate(
         jobs = jobs_of(path, format, options, where, limit, since, until)
         result = run(
             jobs, made, order, placement, ties=ties, seed=seed, restart_s=restart_cost, checkpoint_s=checkpoint_every,
-            warm_up_s=warm_up_s, **tenants, on_progress=lambda *at: step("simulating", *at),
+            warm_up_s=warm_up_s, plain=plain, **tenants, on_progress=lambda *at: step("simulating", *at),
         )  # fmt: skip
     found = metrics.summary(result)
     if as_json:

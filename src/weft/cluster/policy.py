@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from weft.cluster.files.text import missing
 from weft.cluster.order import MODES, Order
@@ -16,6 +17,7 @@ from weft.cluster.placements import PLACEMENTS
 from weft.cluster.quota import Quota
 from weft.definition import UnknownName
 
+Policy = TypeVar("Policy", Order, Placement)
 NO_SHARES = "conservative backfill plans whole GPUs; expected no shares, and no placement that looks at single GPUs"
 
 
@@ -32,7 +34,7 @@ def find_order(name: str) -> tuple[Order, str]:
     mode = next((end for end in MODES if end and name.endswith(end)), "")
     base = name.removesuffix(mode)
     if base.endswith(".py"):
-        order = _order_of_file(Path(base).resolve())
+        order = _of_file(Path(base).resolve(), Order)
     elif base in ORDERS:
         order = ORDERS[base]
     else:
@@ -47,45 +49,41 @@ def find_order(name: str) -> tuple[Order, str]:
     return order, mode
 
 
+def find_placement(name: str) -> Placement:
+    """The placement.
+
+    Args:
+        name: of a module of ``weft.cluster.placements``, or the path of a file such as those, ``./mine.py``.
+
+    Raises:
+        UnknownName: no such placement.
+        ValueError: a file without a placement.
+    """
+    if name.endswith(".py"):
+        return _of_file(Path(name).resolve(), Placement)
+    if name not in PLACEMENTS:
+        raise UnknownName("placement", name, PLACEMENTS)
+    return PLACEMENTS[name]
+
+
 @functools.cache
-def _order_of_file(path: Path) -> Order:
-    """The ``ORDER`` of a file; read once."""
+def _of_file(path: Path, kind: type[Policy]) -> Policy:
+    """The ``ORDER`` or ``PLACEMENT`` of a file; read once."""
+    what = kind.__name__.lower()
     if not path.is_file():
-        raise FileNotFoundError(f"order: {missing(path)}")
-    spec = importlib.util.spec_from_file_location(f"weft_order_{path.stem}", path)
+        raise FileNotFoundError(f"{what}: {missing(path)}")
+    spec = importlib.util.spec_from_file_location(f"weft_{what}_{path.stem}", path)
     assert spec and spec.loader  # of every name that ends in .py
     module = importlib.util.module_from_spec(spec)
     try:
         with contextlib.redirect_stdout(sys.stderr):  # standard output is for results
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"order '{path}': {type(error).__name__}: {error}") from error
-    order = getattr(module, "ORDER", None)
-    if not isinstance(order, Order):
-        raise ValueError(f"order '{path}': ORDER is {order!r}; expected a weft.cluster.order.Order")
-    if order.preemption or order.share:
-        raise ValueError(
-            f"order '{path}': Preemption and share are compiled into the engine and must be in weft/cluster/orders; "
-            "expected sort keys, or Rounds, which may preempt too"
-        )
-    return order
-
-
-def find_placement(name: str) -> Placement:
-    """The placement of that name.
-
-    Raises:
-        UnknownName: no such placement.
-        ValueError: the path of a file.
-    """
-    if name.endswith(".py"):
-        raise ValueError(
-            f"placement '{name}': placements are compiled into the engine and must be in weft/cluster/placements, where "
-            "they are found by the name of their PLACEMENT; only an order may be a file elsewhere"
-        )
-    if name not in PLACEMENTS:
-        raise UnknownName("placement", name, PLACEMENTS)
-    return PLACEMENTS[name]
+        raise ValueError(f"{what} '{path}': {type(error).__name__}: {error}") from error
+    found = getattr(module, what.upper(), None)
+    if not isinstance(found, kind):
+        raise ValueError(f"{what} '{path}': {what.upper()} is {found!r}; expected a {kind.__module__}.{kind.__name__}")
+    return found
 
 
 def check_topology(placement: Placement, order: Order, mode: str) -> None:

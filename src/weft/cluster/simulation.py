@@ -35,6 +35,7 @@ def simulate(
     weights: Mapping[str, float] = NO_TENANTS,
     quotas: Mapping[str, Quota] = NO_TENANTS,
     warm_up_s: float = 0.0,
+    plain: bool = False,
     on_progress: Progress = lambda done, total: None,
 ) -> Result:
     """Runs all jobs through the cluster.
@@ -57,6 +58,7 @@ def simulate(
             that waits for its quota blocks only its own tenant's jobs.
         warm_up_s: seconds from the first submission in which jobs run but count in no metric of jobs, while the cluster
             fills.
+        plain: on the reference simulator, in plain Python: for policies that Numba cannot compile, and thousands of jobs.
         on_progress: called with jobs completed and jobs altogether, now and then.
 
     Raises:
@@ -95,10 +97,11 @@ def simulate(
     check_warm_up(warm_up_s, jobs)
     weight, limits = quota.weights_of(weights, jobs), quota.Limits.of(quotas, jobs)
     named = (jobs, used, order, placement, ties, seed)
-    if ordering.rounds:
+    if ordering.rounds or plain:
         costs: dict[str, Any] = {"restart_s": restart_s, "checkpoint_s": checkpoint_s}
-        result = partial(Result, *named, quotas=dict(quotas), warm_up_s=warm_up_s, **costs)
-        return _simulate_in_python(result, history or jobs, until, on_progress, quotas=quotas, **costs)
+        more: dict[str, Any] = {"weights": weights, "quotas": quotas}
+        result = partial(Result, *named, weights=dict(weights), quotas=dict(quotas), warm_up_s=warm_up_s, **costs)
+        return _simulate_in_python(result, history or jobs, until, on_progress, **more, **costs)
     cls, classes, pieces, members = classify(jobs, used)
     classes["reason"] = -1
     if mode == "-easy":
@@ -190,7 +193,7 @@ def check_warm_up(warm_up_s: float, jobs: Jobs) -> None:
 def _simulate_in_python(
     result: partial[Result], history: Jobs, until: float, on_progress: Progress, **more: Any
 ) -> Result:
-    """Runs a policy that decides in rounds on the reference simulator.
+    """Runs a policy on the reference simulator.
 
     Args:
         result: a :class:`Result` with jobs, cluster, order, placement, ties and seed.
@@ -218,6 +221,13 @@ def _simulate_in_python(
             on_progress(sum(job.state == "completed" for job in added.values()), len(added))
     except KeyboardInterrupt:
         complete = False
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"order '{sim.order.name}' or placement '{sim.placement.name}' at {sim.now:g} s raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
     cpu_s = time.process_time() - begin
     number_of = {name: n for n, name in enumerate(cluster.names)}
     start, end, lost = np.full(len(jobs), np.nan), np.full(len(jobs), np.nan), np.zeros(len(jobs))
@@ -234,7 +244,8 @@ def _simulate_in_python(
         if job.end is not None:
             end[j] = job.end
             on = [sum(1 << gpu for gpu in gpus) for _, _, gpus in job.placed]
-            rows.append((j, job.last_start, job.end, [node.id for node, _, _ in job.placed], on))
+            began = job.last_start if sim.order.preemptive else job.start
+            rows.append((j, began, job.end, [node.id for node, _, _ in job.placed], on))
     count = [len(nodes) for *_, nodes, _ in rows]
     stretches = Stretches(
         np.array([j for j, *_ in rows], np.int64),

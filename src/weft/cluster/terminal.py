@@ -30,7 +30,7 @@ LABELS = {"jct": "job completion time", "queueing": "queueing delay", "slowdown"
 def show(out: Console, found: dict[str, Any]) -> None:
     """Prints :func:`weft.cluster.metrics.summary`."""
     table = _table(
-        f"{_shown(found['order'])}, {found['placement']} (ties: {found['ties']})",
+        f"{_shown(found['order'])}, {_shown(found['placement'])} (ties: {found['ties']})",
         "",
         "mean",
         "p50",

@@ -8,11 +8,14 @@ with their constants. ``WEFT_CACHE`` names another folder than ``~/.cache/weft``
 import hashlib
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from weft import disk_cache
 
@@ -23,7 +26,9 @@ else:
 
 try:
     import numba
+    from numba.core import cgutils
     from numba.core import config as numba_config
+    from numba.extending import intrinsic
 except ImportError as error:
     raise ModuleNotFoundError(
         f"the simulator's engine needs Numba: pip install 'weft[cluster]' ({error})", name="numba"
@@ -32,14 +37,18 @@ except ImportError as error:
 
 @cache
 def cache_folder() -> str:
-    cluster = Path(__file__).parent.parent
+    return str(disk_cache.folder("numba") / key_of(Path(__file__).parent.parent))
+
+
+def key_of(cluster: Path) -> str:
+    """A hash of the sources, in the package's folder, that compiled code is made of."""
     sources = [cluster / f"{name}.py" for name in ("model", "order", "placement")]
     for package in ("engine", "orders", "placements"):
         sources += sorted((cluster / package).glob("*.py"))
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source.read_bytes())
-    return str(disk_cache.folder("numba") / digest.hexdigest()[:16])
+    return digest.hexdigest()[:16]
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,10 +99,86 @@ def _save_alone(kept: Any) -> None:
     kept.save_overload = save_alone
 
 
+# ---- functions of orders and placements ------------------------------------------------------------------------------
+
+# Unlike functions passed as arguments, these leave the engine that calls them cacheable on disk: those of the package are
+# numbered, and compiled into it; a user's is called at its address in memory, which is its number.
+FIRST_ADDRESS = 1 << 12
+LINE = re.compile(r'File "[^<].*, line [0-9]+:')  # of Numba's message; "<string>" is what calls the function
+
+
+def _call(*types: Any) -> tuple[Any, Callable[..., Any]]:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        convention, result = context.call_conv, numba.types.float64
+        function = convention.get_function_type(result, types)
+        pointer = builder.inttoptr(values[0], function.as_pointer())
+        status, found = convention.call_function(builder, pointer, result, types, values[1:])
+        with cgutils.if_unlikely(builder, status.is_error):
+            convention.return_status_propagate(builder, status)
+        return found
+
+    return numba.types.float64(numba.types.int64, *types), generate
+
+
+@intrinsic
+def call_2(typing, address, a, b):
+    return _call(a, b)
+
+
+@intrinsic
+def call_3(typing, address, a, b, c):
+    return _call(a, b, c)
+
+
+@intrinsic
+def call_4(typing, address, a, b, c, d):
+    return _call(a, b, c, d)
+
+
+CALLS = {2: call_2, 3: call_3, 4: call_4}
+_KEPT: dict[tuple[Any, ...], tuple[Any, int]] = {}  # what has an address must not be collected
+
+
+def address_of(function: Callable[..., Any], part: str, *arguments: Any) -> int:
+    """Compiles a user's function for arguments of these types (dtypes of records, arrays, numbers), of which it may take
+    only the first.
+
+    Args:
+        part: of its result, ``[0]``, or all.
+
+    Raises:
+        ValueError: Numba cannot compile it.
+    """
+    types = tuple(numba.from_dtype(each) if isinstance(each, np.dtype) else numba.typeof(each) for each in arguments)
+    known = function, part, types
+    if known in _KEPT:
+        return _KEPT[known][1]
+    config: Any = numba_config
+    if config.DISABLE_JIT:
+        raise ValueError("NUMBA_DISABLE_JIT is set, and a user's function must be compiled; expected it unset")
+    names: dict[str, Any] = {"f": numba.njit(function)}
+    given = ", ".join("abcd"[: len(inspect.signature(function).parameters)])
+    exec(f"def call({', '.join('abcd'[: len(types)])}): return float(f({given}){part})", names)
+    try:
+        made = numba.njit(names["call"])
+        made.compile(types)
+    except KeyError as error:  # of Numba's own table of a record's fields
+        raise ValueError(f"Numba cannot compile it: a record without the field {error}") from error
+    except numba.core.errors.NumbaError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        why = next((line for line in lines if not line.startswith("Failed in")), lines[0])
+        where = next((f", line {line.rpartition('line ')[2].rstrip(':')}" for line in lines if LINE.match(line)), "")
+        raise ValueError(f"Numba cannot compile it: {why}{where}") from error
+    (found,) = made.overloads.values()
+    address = int(found.library.get_pointer_to_function(found.fndesc.llvm_func_name))
+    _KEPT[known] = made, address
+    return address
+
+
 def dispatcher(functions: Sequence[tuple[Callable[..., Any], bool]]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Two compiled functions, ``score(code, piece, node, context)`` and ``gpu(…)``, that call the code-th of the given
-    ones: unlike a function passed as an argument, they leave the engine that calls them cacheable on disk. A given
-    function takes ``(piece, node)`` or ``(piece, node, context)``; those marked True return a score and a GPU."""
+    ones, or a user's by its address. A given function takes ``(piece, node)`` or ``(piece, node, context)``; those marked
+    True return a score and a GPU."""
     names: dict[str, Any] = {}
     score, gpu = ["def score(code, piece, node, context):"], ["def gpu(code, piece, node, context):"]
     for i, (function, chooses) in enumerate(functions):
@@ -102,6 +187,10 @@ def dispatcher(functions: Sequence[tuple[Callable[..., Any], bool]]) -> tuple[Ca
         score.append(f"    if code == {i}: return float({call}{'[0]' if chooses else ''})")
         if chooses:
             gpu.append(f"    if code == {i}: return int({call}[1])")
+    names |= {"call_3": call_3, "FIRST_ADDRESS": FIRST_ADDRESS}
+    by_address = "    if code >= FIRST_ADDRESS: return {}(call_3(code, piece, node, context))"
+    score.append(by_address.format("float"))
+    gpu.append(by_address.format("int"))
     exec("\n".join([*score, "    return 0.0", *gpu, "    return 0"]), names)
     return numba.njit(names["score"]), numba.njit(names["gpu"])
 
@@ -114,6 +203,8 @@ def switch(name: str, parameters: Sequence[str], functions: Sequence[Callable[..
     for i, function in enumerate(functions):
         given = parameters[: len(inspect.signature(function).parameters)]
         lines.append(f"    if code == {i}: return float(f{i}({', '.join(given)}))")
+    names |= {"call": CALLS[len(parameters)], "FIRST_ADDRESS": FIRST_ADDRESS}
+    lines.append(f"    if code >= FIRST_ADDRESS: return call(code, {', '.join(parameters)})")
     exec("\n".join([*lines, "    return 0.0"]), names)
     compiled_one: Callable[..., Any] = numba.njit(names[name])
     return compiled_one

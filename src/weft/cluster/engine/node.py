@@ -56,7 +56,9 @@ PIECE = np.dtype(
 # `meta`: the log's length, the placement's code, the rule for ties, the random generator's state, whether the run is
 # detailed, how a share chooses its GPU, what racks are to the placement, and how many there are; how many buckets there
 # are (index.py; 0: none), the fewest free GPUs of a node in one, and how much of the log has been read for them.
-WRITTEN, PLACEMENT, TIES, RANDOM_STATE, DETAILED, GPU_RULE, TOPOLOGY, RACKS, BUCKETS, FEWEST, READ, META = range(12)
+WRITTEN, PLACEMENT, TIES, RANDOM_STATE, DETAILED, GPU_RULE, TOPOLOGY, RACKS, BUCKETS, FEWEST, READ, GPU_CODE, META = (
+    range(13)
+)
 LOWEST, HIGHEST, RANDOM = range(3)
 BY_TIGHTNESS, BY_CHANCE, BY_SCORE = range(3)
 
@@ -154,7 +156,7 @@ def pick(s, n, p):
     for _ in range(piece.gpus):
         chosen = -1
         if piece.milli < WHOLE and meta[GPU_RULE] == BY_SCORE and piece.gpus == 1:
-            chosen = gpu_by_score(meta[PLACEMENT], piece, node, s.context)
+            chosen = gpu_by_score(meta[GPU_CODE], piece, node, s.context)
         else:
             able = 0
             for g in range(node.gpus):

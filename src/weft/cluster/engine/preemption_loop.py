@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster.engine.allocate import pieces_of
-from weft.cluster.engine.compiled import compiled, inlined
+from weft.cluster.engine.compiled import address_of, compiled, inlined
 from weft.cluster.engine.node import TOPOLOGY
 from weft.cluster.engine.preemption_allocate import allocate, allocate_near, enter, evict, put_back, re_enter
 from weft.cluster.engine.preemption_cost import PLACED
@@ -37,11 +37,11 @@ from weft.cluster.engine.preemption_keys import (
     stop,
 )
 from weft.cluster.engine.queues import ARRIVED, COMPLETED, ENTRY, RUNNING, push, remove
-from weft.cluster.engine.tables import Tables
+from weft.cluster.engine.tables import PLAIN, Tables
 from weft.cluster.engine.tree import NEVER
 from weft.cluster.engine.wait_reasons import PRIORITY, begin_waiting, end_waiting, set_reason, why
 from weft.cluster.model import WHOLE, Jobs
-from weft.cluster.order import FREE, Preemption
+from weft.cluster.order import FREE, KNOWN, Preemption
 from weft.cluster.orders import ORDERS
 from weft.cluster.result import REASONS, Stretches
 
@@ -281,6 +281,17 @@ def advance(s, q, until, most):
 # ---- what the loop needs and leaves behind ---------------------------------------------------------------------------
 
 
+def _code(order: Preemption, job: np.dtype[Any], known: NDArray[np.float64]) -> int:
+    """What the engine knows an order's key by: its number, or a user's address, which float64 holds exactly."""
+    numbered = [each.preemption for each in ORDERS.values() if each.preemption]
+    if any(each is order for each in numbered):
+        return next(i for i, each in enumerate(numbered) if each is order)
+    try:
+        return address_of(order.key, "", job, 0.0, 0.0, known)
+    except ValueError as error:
+        raise ValueError(f"key of an order: {error}; {PLAIN}") from error
+
+
 class Loop:
     """The loop, and the stretches that it has written down so far.
 
@@ -306,9 +317,16 @@ class Loop:
         table["remaining"], table["work"], table["key"] = table["estimate"], table["duration"], np.nan
         table["gpus"] = (jobs.gpus * jobs.milli / WHOLE)[rows]
         table["priority"] = jobs.priority[rows]
-        codes = [each.name for each in ORDERS.values() if each.preemption]
-        code = next(codes.index(each.name) for each in ORDERS.values() if each.preemption is order)
-        rules = [order.drift, code, order.equals, restart_s, checkpoint_s, np.nan, len(s.on) > 0]
+        known = np.concatenate([np.zeros(KNOWN), order.context(history)])
+        rules = [
+            order.drift,
+            _code(order, table.dtype, known),
+            order.equals,
+            restart_s,
+            checkpoint_s,
+            np.nan,
+            len(s.on) > 0,
+        ]
         victims, evicted, demoted = np.zeros((3, len(rows)), np.int64)
         nodes, kinds = len(s.nodes), len(s.pieces)
         tables.progress = np.zeros(PROGRESS, np.int64)
@@ -320,7 +338,7 @@ class Loop:
             total=tables.total,
             waits=tables.waits,
             thresholds=np.array([(level, order.by_gpus) for level in order.levels], float).reshape(-1, 2),
-            rules=np.concatenate([rules, order.context(history)]),
+            rules=np.concatenate([rules, known[KNOWN:]]),
             victims=victims,
             evicted=evicted,
             demoted=demoted,

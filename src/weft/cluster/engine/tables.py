@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from weft.cluster.engine import allocate, index
 from weft.cluster.engine import node as engine
 from weft.cluster.engine import tree as trees
+from weft.cluster.engine.compiled import address_of
 from weft.cluster.engine.queues import COMPLETED, COMPLETION, JOB, PROGRESS
 from weft.cluster.model import MOST_SHARED, WHOLE, Cluster, Jobs
 from weft.cluster.placement import TIE_RULES, TIGHTEST, Placement, first_random_state
@@ -18,6 +19,7 @@ from weft.cluster.result import REASONS
 
 __all__ = ["COMPLETED", "JOB", "Advance", "Tables", "state", "table_of", "unschedulable"]
 
+PLAIN = "--plain runs it as it is, in plain Python (simulate(…, plain=True))"
 Advance = Callable[[int], int]  # runs up to so many event times; says whether anything is left to happen
 
 
@@ -55,13 +57,14 @@ def state(
             break
         width = padded // trees.FAN
     meta = np.zeros(engine.META, np.int64)
-    meta[engine.PLACEMENT], meta[engine.TIES] = list(PLACEMENTS).index(placing.name), TIE_RULES.index(ties)
+    context = placing.context(jobs, cluster)
+    meta[engine.PLACEMENT], meta[engine.GPU_CODE] = _codes(placing, context)
+    meta[engine.TIES] = TIE_RULES.index(ties)
     meta[engine.RANDOM_STATE], meta[engine.DETAILED] = first_random_state(seed), detailed
     rules = {TIGHTEST: engine.BY_TIGHTNESS, "random": engine.BY_CHANCE}
     meta[engine.TOPOLOGY], meta[engine.RACKS] = placing.topology, len(np.unique(cluster.rack))
     meta[engine.GPU_RULE] = rules.get(placing.gpu, engine.BY_SCORE)
     log = np.zeros(1 << max(10, (count - 1).bit_length()), np.int32)
-    context = placing.context(jobs, cluster)
     simple = not detailed and not placing.topology and ties != "random"
     if simple and (found := index.bucket_order(placing.score, context, pieces, nodes)):
         ways, bucket_of, meta[engine.BUCKETS] = found
@@ -85,6 +88,19 @@ def state(
         where,
         on,
     )
+
+
+def _codes(placing: Placement, context: NDArray[Any]) -> tuple[int, int]:
+    """What the engine knows a placement's score by, and its choice of a GPU: its number, or a user's addresses."""
+    if placing in PLACEMENTS.values():
+        return (list(PLACEMENTS.values()).index(placing),) * 2
+    of = engine.PIECE, engine.NODE, context
+    try:
+        if placing.gpu in (TIGHTEST, "random"):
+            return (address_of(placing.score, "", *of),) * 2
+        return address_of(placing.score, "[0]", *of), address_of(placing.score, "[1]", *of)
+    except ValueError as error:
+        raise ValueError(f"placement '{placing.name}': score: {error}; {PLAIN}") from error
 
 
 def _number_racks(nodes: NDArray[Any], cluster: Cluster) -> None:

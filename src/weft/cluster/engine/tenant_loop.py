@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster.engine.allocate import give_back, place
-from weft.cluster.engine.compiled import compiled, inlined, switch
+from weft.cluster.engine.compiled import address_of, compiled, inlined, switch
 from weft.cluster.engine.queues import (
     ARRIVED,
     COMPLETED,
@@ -27,7 +27,7 @@ from weft.cluster.engine.queues import (
     push_completion,
     push_rank,
 )
-from weft.cluster.engine.tables import Advance, Tables
+from weft.cluster.engine.tables import PLAIN, Advance, Tables
 from weft.cluster.engine.wait_reasons import QUOTA, begin_waiting, end_waiting, set_reason, why
 from weft.cluster.model import WHOLE, Cluster, Jobs
 from weft.cluster.order import Order
@@ -282,7 +282,7 @@ def loop(
     pools["size"] = limits.pool
     whole = np.array([totals(cluster)], TOTAL)
     t.total = np.zeros((len(lines), t.total.shape[1]))
-    code = SHARES.index(order) if order.share else -1
+    code = _code(order) if order.share else -1
     if order.share:
         tenants["share"] = [order.share(each, whole.view(np.recarray)[0]) for each in tenants.view(np.recarray)]
     q = Queue(
@@ -291,6 +291,16 @@ def loop(
         limits.requested(jobs)[rows[first]], accounts, pools,
     )  # fmt: skip
     return lambda most: advance(t.state, q, code, strict, t.until, most)
+
+
+def _code(order: Order) -> int:
+    """What the engine knows an order's share by: its number, or a user's address."""
+    if order in SHARES:
+        return SHARES.index(order)
+    try:
+        return address_of(order.share, "", TENANT, TOTAL)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ValueError(f"order '{order.name}': share: {error}; {PLAIN}") from error
 
 
 def totals(cluster: Cluster) -> tuple[int, int, int]:
