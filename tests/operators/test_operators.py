@@ -129,9 +129,9 @@ def test_each_direction_has_mutants(op):
         assert sum(d == direction for d, _ in names) >= 4
 
 
-@by_name(OPERATORS)
+@by_name([op for op in OPERATORS if turns.has(f"right {op.name}", 3)])
 def test_what_is_right_is_no_mutant(op):
-    """The harness that rejects mutants accepts the reference: mutants die of what is wrong with them."""
+    """The harness that rejects mutants accepts the reference, at every workload: mutants die of what is wrong with them."""
 
     def gradient(*dy, **arguments):
         with torch.enable_grad():
