@@ -29,6 +29,8 @@ warnings.simplefilter("ignore")  # of the list's module
 from torch.testing._internal import common_optimizers as pytorchs  # noqa: E402
 
 DEVICE = "cuda" if has_gpu() else "cpu"
+if DEVICE == "cpu":
+    import quick_interpreter  # noqa: F401
 SHAPES = ((4, 6), (8, 3), (1, 5))
 STEPS = 3
 IterationCall.on_gpu = property(lambda call: call.x.is_cuda)  # PyTorch's products: interpreted ones in bf16 are wrong
