@@ -38,14 +38,14 @@ def check_alike(file, own) -> None:
 @pytest.mark.parametrize("name", ["best", "first", "consolidate", "fgd", "dot-product", "gpu-packing"])
 def test_a_placement_in_a_file_is_compiled_as_the_packages_own(tmp_path, name):
     mine, tried = copied(tmp_path, PLACEMENTS[name]), 0
-    for seed in range(12):
+    for seed in range(6):
         jobs, cluster, policy = random_case(seed)
         if policy["order"].endswith("-conservative") and PLACEMENTS[name].detailed:
             continue
         own = simulate(jobs, cluster, **policy | {"placement": name})
         check_alike(both(jobs, cluster, **policy | {"placement": mine}), own)
         tried += 1
-    assert tried > 8
+    assert tried > 3
 
 
 @pytest.mark.parametrize("name", ["srtf", "las", "2d-gittins", "priority-preemptive", "fair-share", "drf"])
