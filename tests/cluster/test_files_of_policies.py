@@ -82,6 +82,11 @@ def test_a_file_is_a_placement_everywhere(tmp_path, weft, on_nodes):
     ] * 2
     assert Simulator(placement=str(path)).placement.name == "mine"
     words = on_nodes("submit,duration,gpus\n0,10,2\n1,10,2\n2,10,4\n", "2x4")
+    page = tmp_path / "p.html"
+    code, out, _ = weft(
+        "compare", *words, "--policy", f"fifo:{path}", "--policy", "fifo:worst", "--processes", 1, "--pictures", page
+    )
+    assert code == 0 and "\nfifo:mine.py  " in out and str(tmp_path) not in out and "fifo, mine.py" in page.read_text()
     code, out, _ = weft(*words, "--placement", path)
     assert code == 0 and out.startswith("fifo, mine.py (ties: lowest)") and max(map(len, out.splitlines())) <= 80
 

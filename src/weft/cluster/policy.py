@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.util
 import math
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,11 @@ from weft.definition import UnknownName
 
 Policy = TypeVar("Policy", Order, Placement)
 NO_SHARES = "conservative backfill plans whole GPUs; expected no shares, and no placement that looks at single GPUs"
+
+
+def without_folders(name: str) -> str:
+    """An order, a placement or both, of a file's path only its name: ``fifo:/home/a/mine.py`` → ``fifo:mine.py``."""
+    return re.sub(r"[^:]*[/\\](?=[^/\\:]*\.py(?:$|[-:]))", "", name)
 
 
 def find_order(name: str) -> tuple[Order, str]:

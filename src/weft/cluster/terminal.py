@@ -1,7 +1,6 @@
 """What ``weft simulate`` and ``weft simulate compare`` print, in 80 columns: of long names the middle is left out, and
 of an order's file the folder; ``--json`` has them in full."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,13 +13,13 @@ from rich.text import Text
 from weft.cluster.check import LISTED, NO_ESTIMATES, QUANTILES
 from weft.cluster.comparison import SAME_SECOND, SEEDS, TIES, Compared
 from weft.cluster.pictures import time_axis
+from weft.cluster.policy import without_folders
 from weft.words import count, period
 
 MOST_LISTED = 3  # jobs that can never run, by name
 TENANTS_LISTED = 5
 NAME_COLUMNS = 32  # of a name
 GENERATED = "the trace is generated: no users submitted these jobs"
-FOLDERS = re.compile(r"^.*[/\\](?=[^/\\]*\.py(?:$|[-:]))")  # of an order's file
 BY_ESTIMATE = ("sjf", "srsf", "srtf")  # orders
 NONE_RAN = "no job could run on this cluster"
 NEAR = {"one_domain": "in one NVLink domain", "one_rack": "in one rack", "several_racks": "over several racks"}
@@ -293,7 +292,7 @@ def _printable(name: str) -> str:
 
 def _shown(name: str) -> str:
     """A name without what is too long of it, and a file's without its folders."""
-    name = _printable(FOLDERS.sub("", name))
+    name = _printable(without_folders(name))
     if cell_len(name) <= NAME_COLUMNS:
         return name
     begin = end = ""

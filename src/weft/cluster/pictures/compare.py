@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from weft.cluster.metrics import distribution
 from weft.cluster.pictures import distributions, time_axis
+from weft.cluster.policy import without_folders
 from weft.cluster.result import Result
 from weft.drawing.chart import Chart, empty, hover, write
 from weft.drawing.palette import LIGHT as INK
@@ -57,9 +58,11 @@ def policies(results: Sequence[Result]) -> list[Policy]:
         groups.setdefault(key(result), []).append(result)
     clusters, traces = ({k[column] for k in groups} for column in (2, 3))
 
+    alike = len({tuple(map(without_folders, k[:2])) for k in groups}) < len({k[:2] for k in groups})
+
     def name(k: tuple[Any, ...]) -> str:
         more = [f"{k[2]:,} GPUs"] * (len(clusters) > 1) + [count(k[3], "job")] * (len(traces) > 1)
-        return ", ".join((k[0], k[1], *more))
+        return ", ".join((*(k[:2] if alike else map(without_folders, k[:2])), *more))
 
     return [Policy(name(k), runs) for k, runs in groups.items()]
 
