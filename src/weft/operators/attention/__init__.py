@@ -1,0 +1,1 @@
+"""Attention: softmax(q kᵀ) v in tiles, the scores never stored."""

@@ -1,0 +1,399 @@
+"""What a call of attention is, checked; which kernel takes it, when and why; and the launches."""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from weft.operators.attention import gradient_kernels, kernels
+from weft.operators.attention.score import Score
+from weft.operators.call import FLOATS
+from weft.operators.checks import check_device, check_flag, check_same, check_shape, check_tensor, check_value, is_int, is_number
+from weft.operators.configs import Config, Configurations, bucket, constants_of, grid_of
+from weft.operators.cuda import shared_limit
+from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.dropout.philox import GROUP
+from weft.operators.dropout.seeds import scale_of, threshold_of
+from weft.operators.launch import INTERPRETING, Plan
+
+NAME = "attention"
+LN2 = math.log(2.0)
+LARGEST = torch.finfo(torch.float32).max
+# B batch (or N sequences), H heads of q, G heads of k and v, Sq queries, Sk keys, D and Dv head dims
+
+# ---- a call ----------------------------------------------------------------------------------------------------------
+
+OPTIONAL = ("mask", "bias", "sinks", "alibi", "cu_seqlens_q", "cu_seqlens_k", "seed")  # tensors that a call may have
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a plan depends on besides its tensors; ``names`` are those of OPTIONAL that there are."""
+
+    names: tuple[str, ...]
+    left: int | None
+    right: int | None
+    scale: float | None
+    softcap: float | None
+    score: Score | None
+    threshold: int  # of dropout, in steps of 2**-16
+
+    @property
+    def needs_natural_units(self) -> bool:
+        added = "bias" in self.names or "alibi" in self.names or self.score is not None or self.softcap is not None
+        return added or (self.scale is not None and self.scale <= 0)
+
+
+def options(
+    names: tuple[str, ...], causal: bool, window: Any, scale: Any, softcap: Any, score: Any, dropout: Any
+) -> Options:
+    check_flag(NAME, "causal", causal)
+    bounds: tuple[Any, ...] = (None, None)
+    if window is not None:
+        fits = isinstance(window, (tuple, list)) and len(window) == 2
+        fits = fits and all(n is None or (is_int(n) and 0 <= n < 2**31) for n in window)
+        check_value(NAME, "window", window, fits, "(left, right), each a number of keys of at least 0, or None for all")
+        bounds = tuple(window)
+    if scale is not None:
+        check_value(NAME, "scale", scale, is_number(scale) and abs(scale) <= LARGEST, "a finite number, or None for D**-0.5")
+        scale = float(scale)
+    if softcap is not None:
+        fits = is_number(softcap) and 0 < softcap <= LARGEST
+        check_value(NAME, "softcap", softcap, fits, "a positive number, or None for no cap")
+        softcap = float(softcap)
+    check_value(NAME, "score", score, score is None or isinstance(score, Score), "a Score, or None", TypeError)
+    check_value(NAME, "dropout", dropout, is_number(dropout) and 0 <= dropout <= 1, "a probability, 0 … 1")
+    return Options(names, bounds[0], 0 if causal else bounds[1], scale, softcap, score, threshold_of(dropout))
+
+
+class AttentionCall(Call):
+    """``(q, k, v, *tensors, options)``, the tensors in the order of ``options.names``."""
+
+    def __init__(self, *arguments: Any):
+        *tensors, options = arguments
+        self.q, self.k, self.v = self.x, *_ = tensors[:3]
+        self.options: Options = options
+        self.given = dict(zip(options.names, tensors[3:], strict=True))
+        self.packed = "cu_seqlens_q" in self.given or "cu_seqlens_k" in self.given
+        self.check()
+        q, k, v = self.q, self.k, self.v
+        if self.packed:  # [total, heads, D] as one batch
+            q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
+        self.heads, self.query_tokens, self.d = q.shape[1:]
+        self.group = q.shape[1] // max(k.shape[1], 1)
+        self.key_tokens, self.dv = v.shape[2:]
+        self.batches = self.given["cu_seqlens_q"].shape[0] - 1 if self.packed else q.shape[0]
+        self.views = {"q": q, "k": k, "v": v}
+
+    def check(self) -> None:
+        for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
+            check_tensor(NAME, name, t)
+            if name != "q":
+                check_same(NAME, name, t, "q", self.q)
+            expected = "[total, heads, D] (cu_seqlens are given)" if self.packed else "[B, heads, S, D]"
+            check_shape(NAME, name, t, t.ndim == (3 if self.packed else 4), expected)
+        q, k, v = self.q, self.k, self.v
+        head, row = (1, 0) if self.packed else (1, 2)
+        fits = k.shape[-1] == q.shape[-1] > 0 and (self.packed or k.shape[0] == q.shape[0])
+        check_shape(NAME, "k", k, fits, f"the head dim (and batch) of 'q', {tuple(q.shape)}")
+        fits = k.shape[head] > 0 and q.shape[head] % k.shape[head] == 0
+        check_shape(NAME, "k", k, fits, f"a number of heads that divides the {q.shape[head]} of 'q'")
+        fits = v.shape[head] == k.shape[head] and v.shape[row] == k.shape[row] and (self.packed or v.shape[0] == k.shape[0])
+        check_shape(NAME, "v", v, fits and v.shape[-1] > 0, f"that of 'k', {tuple(k.shape)}, the head dim apart")
+        for name, t in self.given.items():
+            if name != "seed":
+                check_tensor(NAME, name, t, self.dtypes[name])
+                check_device(NAME, name, t, "q", q)
+        self.check_packed()
+        for name in ("mask", "bias"):
+            if name in self.given:
+                t, shape = self.given[name], (*q.shape[:3], k.shape[2])
+                fits = t.ndim <= 4 and all(a in (1, b) for a, b in zip(reversed(t.shape), reversed(shape), strict=False))
+                check_shape(NAME, name, t, fits, f"one that broadcasts to [B, H, Sq, Sk] = {shape}")
+        if "sinks" in self.given:
+            t = self.given["sinks"]
+            check_shape(NAME, "sinks", t, t.shape == (q.shape[head],), f"({q.shape[head]},), a logit for each head of 'q'")
+        if "alibi" in self.given:
+            t, heads = self.given["alibi"], q.shape[head]
+            batches = self.given["cu_seqlens_q"].shape[0] - 1 if self.packed else q.shape[0]
+            fits = t.shape in ((heads,), (batches, heads))
+            check_shape(NAME, "alibi", t, fits, f"({heads},) or ({batches}, {heads}), a slope for each head of 'q'")
+
+    @property
+    def dtypes(self) -> dict[str, tuple[torch.dtype, ...]]:
+        floats = tuple(dict.fromkeys((self.q.dtype, torch.float32)))
+        return {"mask": (torch.bool,), "bias": floats, "sinks": floats, "alibi": floats,
+                "cu_seqlens_q": (torch.int32,), "cu_seqlens_k": (torch.int32,)}  # fmt: skip
+
+    def check_packed(self) -> None:
+        if not self.packed:
+            return
+        for name, other in (("cu_seqlens_q", "cu_seqlens_k"), ("cu_seqlens_k", "cu_seqlens_q")):
+            if name not in self.given:
+                raise ValueError(f"{NAME}: argument '{name}' is None beside '{other}'; expected both, or neither")
+            t = self.given[name]
+            fits = t.ndim == 1 and t.shape[0] >= 2 and t.shape == self.given[other].shape and t.stride(0) == 1
+            check_shape(NAME, name, t, fits, "(N + 1,) for N sequences, both alike, contiguous")
+        for name in ("mask", "bias"):
+            if name in self.given:
+                raise ValueError(
+                    f"{NAME}: argument '{name}' of shape {tuple(self.given[name].shape)} beside cu_seqlens; expected None for "
+                    "packed sequences: causal, window, alibi or score say what a query sees"
+                )
+
+    @property
+    def empty(self) -> bool:
+        return 0 in (self.batches, self.heads, self.query_tokens, self.key_tokens)
+
+    @property
+    def no_kernel(self) -> str:
+        """Why no kernel computes this at all."""
+        if not 16 <= self.d <= 256 or not 16 <= self.dv <= 256:
+            return f"head dims {self.d} and {self.dv}; the kernels take 16 to 256"
+        return ""
+
+    @property
+    def wants_other_gradients(self) -> bool:
+        """Of slopes, or of a score that has none."""
+        return torch.is_grad_enabled() and "alibi" in self.given and self.given["alibi"].requires_grad
+
+
+def unsupported(c: AttentionCall) -> str:
+    if c.no_kernel:
+        return c.no_kernel
+    for name, t in (*c.views.items(), *((n, c.given[n]) for n in ("mask", "bias") if n in c.given)):
+        if any(256 * stride >= 2**31 for stride in t.stride()[-2:]):
+            return f"{name} has strides {t.stride()}: a tile spans 2**31 elements"
+    return ""
+
+
+# ---- tiles -----------------------------------------------------------------------------------------------------------
+
+
+def _fits(sm: int, size: int, c: Config, key_elements: int, query_elements: int) -> bool:
+    """Whether the tiles in flight, of so many elements a stage and beside it, fit in shared memory."""
+    return (c["num_stages"] * key_elements + query_elements) * size <= shared_limit(sm)
+
+
+def forward_heuristic(sm: int, dtype: torch.dtype, d: int) -> Config:
+    if INTERPRETING:
+        return {"M": 32, "N": 32, "num_warps": 4, "num_stages": 1}
+    if dtype == torch.float32:
+        return {"M": 64 if d <= 64 else 32, "N": 32 if d <= 128 else 16, "num_warps": 4, "num_stages": 2}
+    if d <= 64:
+        return {"M": 128, "N": 64, "num_warps": 4, "num_stages": 3}
+    if d <= 128:
+        return {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3 if shared_limit(sm) > 2**17 else 2}
+    return {"M": 64, "N": 64 if shared_limit(sm) > 2**17 else 32, "num_warps": 8, "num_stages": 2}
+
+
+def gradient_heuristic(sm: int, dtype: torch.dtype, d: int) -> Config:
+    if INTERPRETING:
+        return {"M": 32, "N": 32, "num_warps": 4, "num_stages": 1}
+    if dtype == torch.float32:
+        return {"M": 32 if d <= 128 else 16, "N": 32 if d <= 128 else 16, "num_warps": 4, "num_stages": 1}
+    if d <= 64:
+        return {"M": 64, "N": 64, "num_warps": 4, "num_stages": 2}
+    if d <= 128:
+        return {"M": 64, "N": 64, "num_warps": 8, "num_stages": 2 if shared_limit(sm) > 2**17 else 1}
+    return {"M": 32, "N": 32, "num_warps": 8, "num_stages": 1}
+
+
+def candidates(sm: int, dtype: torch.dtype, d: int) -> Any:
+    for c in grid_of({"M": (32, 64, 128), "N": (32, 64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3, 4)}):
+        if _fits(sm, dtype.itemsize, c, 2 * c["N"] * d, c["M"] * d) and c["M"] * c["N"] <= 2048 * c["num_warps"]:
+            yield c
+
+
+configuration = Configurations(__file__, "forward", forward_heuristic, candidates)
+keys_configuration = Configurations(__file__, "key_gradients", gradient_heuristic, candidates)
+queries_configuration = Configurations(__file__, "query_gradients", gradient_heuristic, candidates)
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+
+def _packed(t: Tensor) -> tuple[int, ...]:
+    """Of [total, heads, D]: from batch to batch (none), head to head, token to token, column to column."""
+    return (0, t.stride(1), t.stride(0), t.stride(2)) if t.ndim == 3 else t.stride()
+
+
+def result_like(q: Tensor, width: int, device: Any = None) -> Tensor:
+    """An empty tensor of q's shape but the last dimension, in the order that q lies in: [B, S, H, D] in memory stays so."""
+    made = {"dtype": q.dtype, "device": device or q.device}
+    if q.ndim == 4 and q.shape[1] > 1 and q.stride(1) < q.stride(2):
+        b, h, s, _ = q.shape
+        return torch.empty((b, s, h, width), **made).transpose(1, 2)
+    return torch.empty((*q.shape[:-1], width), **made)
+
+
+class _Launch:
+    """What the launches of a call share: its grid's sizes, scalars and constants."""
+
+    def __init__(self, c: AttentionCall):
+        o, given = c.options, c.given
+        self.c = c
+        self.size = max(bucket(c.d), bucket(c.dv))
+        expanded = {n: given[n].expand(*c.q.shape[:3], c.key_tokens) for n in ("mask", "bias") if n in given}
+        self.more: tuple[int, ...] = tuple(
+            stride for n in ("mask", "bias") for stride in (expanded[n].stride() if n in expanded else (0, 0, 0, 0))
+        )
+        slopes = given.get("alibi")
+        self.more += (0, 0) if slopes is None else (0, slopes.stride(0)) if slopes.ndim == 1 else slopes.stride()
+        scale = c.d**-0.5 if o.scale is None else o.scale
+        self.bounds = (o.left or 0, o.right or 0, triton.cdiv(c.key_tokens, GROUP), (o.threshold * 2**16 - 1) % 2**32)
+        self.factors = (scale, o.softcap or 1.0, scale_of(o.threshold))
+        self.flags = {
+            "PLAIN": not o.needs_natural_units, "SOFTCAP": o.softcap is not None, "SINKS": "sinks" in given,
+            "ALIBI": "alibi" in given, "BIAS": "bias" in given, "MASK": "mask" in given,
+            "SCORE": o.score.kernel if o.score else None, "SCORE_GRADIENT": o.score.gradient if o.score else None,
+            "DROPOUT": o.threshold > 0, "LEFT": o.left is not None, "RIGHT": o.right is not None, "PACKED": c.packed,
+            "SEED_IN_MEMORY": "seed" in given, "ACCURATE": c.q.dtype == torch.float32,
+        }  # fmt: skip
+        self.dims = {"D": c.d, "DV": c.dv, "D_COLS": bucket(c.d), "DV_COLS": bucket(c.dv)}
+
+    def slots(self, tokens: int, size: int) -> int:
+        """Tiles of a head; of packed sequences as many as any lengths could need."""
+        return tokens // size + self.c.batches + 1 if self.c.packed else triton.cdiv(tokens, size)
+
+    def plan(self, kernel: Any, config: Config, slots: int, heads: int, strides: tuple[int, ...]) -> Plan:
+        c = self.c
+        sizes = (slots, c.heads, c.group, c.batches, c.query_tokens, c.key_tokens)
+        grid = (slots * heads * (1 if c.packed else c.batches),)
+        constants = {**self.dims, **constants_of(config), **self.flags}
+        scalars = (*sizes, *self.bounds, *self.factors, *strides, *self.more)
+        return Plan(kernel, grid, scalars, constants, config["num_warps"], config["num_stages"])
+
+
+def forward_launch(c: AttentionCall) -> Plan:
+    """Called with q, k, v, o, peak, log_sum, mask, bias, sinks, alibi, cu_q, cu_k, seed tensor (q for what there is not), seed,
+    offset."""
+    made = _Launch(c)
+    config = configuration(c.q.device, c.q.dtype, made.size)
+    o = result_like(c.q, c.dv, "meta")
+    strides = tuple(stride for t in (c.q, c.k, c.v, o) for stride in _packed(t))
+    return made.plan(kernels.forward, config, made.slots(c.query_tokens, config["M"]), c.heads, strides)
+
+
+class GradientCall(AttentionCall):
+    """``(q, k, v, o, do, *tensors, options)``: the gradient of ``AttentionCall(q, k, v, *tensors, options)``."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, do: Tensor, *rest: Any):
+        super().__init__(q, k, v, *rest)
+        self.o, self.do = o, do
+
+
+class Gradients(_Launch):
+    """Calls the kernels of the gradients that are wanted, and the sums that they need."""
+
+    c: GradientCall
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, peak: Tensor, log_sum: Tensor, do: Tensor, dlse: Tensor | None,
+        given: dict[str, Tensor], seed: int, offset: int, wanted: frozenset[str],
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """The gradients of the ``wanted`` arguments by name; peak and log_sum as forward made them."""
+        found = {}
+        cu = given.get("cu_seqlens_q", q), given.get("cu_seqlens_k", q)
+        delta = torch.empty_like(peak)
+        self.deltas(o, do, delta, cu[0])
+        if dlse is not None:
+            delta -= dlse
+        mask = given["mask"].view(torch.uint8) if "mask" in given else q
+        masks = mask, given.get("bias", q), given.get("alibi", q)
+        random = given.get("seed", q), seed, offset
+        rows = peak, log_sum, delta
+        if wanted & {"k", "v"}:
+            found["k"], found["v"] = torch.empty_like(k), torch.empty_like(v)
+            self.keys(q, k, v, do, found["k"], found["v"], *rows, *masks, *cu, *random)
+        if "q" in wanted:
+            found["q"] = torch.empty_like(q)
+            self.queries(q, k, v, do, found["q"], *rows, *masks, *cu, *random)
+        if "bias" in wanted:
+            found["bias"] = torch.empty_like(given["bias"])
+            self.bias(q, k, v, do, found["bias"], *rows, *masks, *random)
+        if "sinks" in wanted:
+            found["sinks"] = self.of_sinks(given["sinks"], *rows)
+        return found
+
+    @functools.cached_property
+    def deltas(self) -> Plan:
+        c, rows = self.c, 64
+        slots = self.slots(c.query_tokens, rows)
+        scalars = (slots, c.heads, c.batches, c.query_tokens, *_packed(c.o), *_packed(c.do))
+        constants = {"DV": c.dv, "DV_COLS": bucket(c.dv), "M": rows, "PACKED": c.packed}
+        return Plan(gradient_kernels.deltas, (slots * c.heads * (1 if c.packed else c.batches),), scalars, constants)
+
+    @functools.cached_property
+    def keys(self) -> Plan:
+        c = self.c
+        config = keys_configuration(c.q.device, c.q.dtype, self.size)
+        tensors = (c.q, c.k, c.v, c.do, _like(c.k), _like(c.v))
+        strides = tuple(stride for t in tensors for stride in _packed(t))
+        slots = self.slots(c.key_tokens, config["N"])
+        return self.plan(gradient_kernels.key_gradients, config, slots, c.heads // c.group, strides)
+
+    @functools.cached_property
+    def queries(self) -> Plan:
+        c = self.c
+        config = queries_configuration(c.q.device, c.q.dtype, self.size)
+        strides = tuple(stride for t in (c.q, c.k, c.v, c.do, _like(c.q)) for stride in _packed(t))
+        slots = self.slots(c.query_tokens, config["M"])
+        return self.plan(gradient_kernels.query_gradients, config, slots, c.heads, strides)
+
+    @functools.cached_property
+    def bias(self) -> Plan:
+        c, bias = self.c, self.c.given["bias"]
+        config = queries_configuration(c.q.device, c.q.dtype, self.size)
+        batches, heads, rows, columns = bias.shape
+        one_row, one_column = rows == 1, columns == 1
+        down = 1 if one_row else triton.cdiv(c.query_tokens, config["M"])
+        across = 1 if one_column else triton.cdiv(c.key_tokens, config["N"])
+        sizes = (c.batches, c.heads, c.group, c.query_tokens, c.key_tokens, *self.bounds, batches, heads)
+        strides = tuple(stride for t in (c.q, c.k, c.v, c.do, _like(bias)) for stride in t.stride())
+        left_out = ("PLAIN", "SINKS", "BIAS", "PACKED")
+        flags = {name: value for name, value in self.flags.items() if name not in left_out}
+        constants = {**self.dims, **constants_of(config), **flags, "ONE_ROW": one_row, "ONE_COLUMN": one_column}
+        grid = (batches * heads * down * across,)
+        scalars = (*sizes, *self.factors, *strides, *self.more)
+        return Plan(gradient_kernels.bias_gradient, grid, scalars, constants, config["num_warps"], config["num_stages"])
+
+    def of_sinks(self, sinks: Tensor, peak: Tensor, log_sum: Tensor, delta: Tensor) -> Tensor:
+        """-Σ exp(sink - lse) delta over all rows of a head; 0 where a row has neither keys nor sink."""
+        lse = log_sum_exp(peak, log_sum, self.flags["PLAIN"])
+        share = torch.exp(sinks.float()[:, None] - torch.where(lse == -torch.inf, torch.inf, lse))
+        return -(share * delta).sum([d for d in range(lse.ndim) if d != lse.ndim - 2]).to(sinks.dtype)
+
+
+def _like(t: Tensor) -> Tensor:
+    return torch.empty_like(t, device="meta")
+
+
+def log_sum_exp(peak: Tensor, log_sum: Tensor, plain: bool) -> Tensor:
+    """Natural, of what forward stores of a row."""
+    return peak * (LN2 if plain else 1.0) + log_sum * LN2
+
+
+# ---- the tables ------------------------------------------------------------------------------------------------------
+
+TRITON = "tiles of scores stay on chip (online softmax); every mask, bias and stride is read in place"
+
+FORWARD = Dispatch(
+    AttentionCall,
+    ON_CPU,
+    TRACED,
+    EMPTY,
+    Route("torch", lambda c: c.wants_other_gradients, "the slopes of ALiBi need a gradient, for which there is no kernel of ours"),
+    Route("torch", lambda c: c.no_kernel != "", "head dims below 16 or above 256, for which there is no kernel"),
+    Route("torch", lambda c: unsupported(c) != "", "strides so long that a tile spans 2**31 elements"),
+    Route("triton", lambda c: True, TRITON, forward_launch, unsupported),
+)
+
+BACKWARD = Dispatch(
+    GradientCall,
+    Route("triton", lambda c: True, "probabilities are made again; one kernel by keys, one by queries, one for a bias: no atomics",
+          Gradients, unsupported),
+)  # fmt: skip

@@ -1,0 +1,257 @@
+"""What attention's kernels share: where a program works, tiles of scores and probabilities. And forward.
+
+A kernel with nothing to add to the products (PLAIN) leaves scores unscaled until the exponent, where scale · log2(e) is one factor of a
+multiply-add. Others make scores in natural units first. Of each row, forward keeps its maximum (``peak``, in units of the exponent of
+2 if PLAIN, else natural; -inf where nothing is seen) and ``log_sum``, log2 of its sum relative to that: apart, since a maximum of
+-1e30 would swallow the logarithm.
+"""
+
+import triton
+import triton.language as tl
+
+from weft.operators.dropout.philox import random_bits
+from weft.operators.loss.kernels import tanh
+
+# B batch (or N sequences), H heads of q, G heads of k and v, M queries and N keys of a tile, D and DV head dims
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+# ---- where a program works -------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def extent(cu_ptr, b, sequences, tokens, rest, PACKED: tl.constexpr):
+    """First token (int64) and length of a sequence. Behind the last one come the tokens, up to ``rest``, that belong to none.
+    Bounds out of range are clamped, so that no address is."""
+    if PACKED:
+        start = tl.minimum(tl.maximum(tl.load(cu_ptr + b), 0), tokens)
+        stop = tl.minimum(tl.load(cu_ptr + b + 1, mask=b < sequences, other=rest), tokens)
+        return tl.cast(start, tl.int64), tl.maximum(stop - start, 0)
+    else:
+        return tl.cast(0, tl.int64), tokens
+
+
+@triton.jit
+def place(cu_ptr, slots, heads, sequences, tokens, SIZE: tl.constexpr, PACKED: tl.constexpr, REVERSED: tl.constexpr):
+    """Of a program: batch (or sequence), head, first row of its tile, the sequence's first token and length.
+
+    Packed sequences have tiles of their own: that of sequence b have numbers from ``cu[b] // SIZE + b`` on, which are enough for
+    any lengths, and where each is found by bisection; some numbers are of no tile."""
+    slot, head = tl.program_id(0) % slots, tl.program_id(0) // slots
+    if REVERSED:  # the longest rows of a causal mask first
+        slot = slots - 1 - slot
+    if PACKED:
+        b, high = tl.cast(0, tl.int32), tl.cast(sequences, tl.int32)
+        while b < high:
+            middle = (b + high + 1) // 2
+            reached = tl.load(cu_ptr + middle) // SIZE + middle <= slot
+            b = tl.where(reached, middle, b)
+            high = tl.where(reached, high, middle - 1)
+        tile = tl.maximum(slot - tl.load(cu_ptr + b) // SIZE - b, 0)
+    else:
+        b, head, tile = head // heads, head % heads, slot
+    start, length = extent(cu_ptr, b, sequences, tokens, tokens, PACKED)
+    return b, head, tile * SIZE, start, length
+
+
+@triton.jit
+def base(ptr, b, head, token, b_stride, head_stride, token_stride):
+    return ptr + tl.cast(b, tl.int64) * b_stride + tl.cast(head, tl.int64) * head_stride + tl.cast(token, tl.int64) * token_stride
+
+
+@triton.jit
+def read(ptr, token_stride, col_stride, left, ROWS: tl.constexpr, WIDTH: tl.constexpr, COLS: tl.constexpr, CHECK: tl.constexpr):
+    """[ROWS, COLS]: the ``left`` rows that are left (all, unless CHECK), 0 behind them and behind WIDTH columns."""
+    row, col = tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :]
+    at = ptr + row * token_stride + col * col_stride
+    if CHECK:
+        if WIDTH < COLS:
+            return tl.load(at, mask=(row < left) & (col < WIDTH), other=0.0)
+        else:
+            return tl.load(at, mask=row < left, other=0.0)
+    elif WIDTH < COLS:
+        return tl.load(at, mask=col < WIDTH, other=0.0)
+    else:
+        return tl.load(at)
+
+
+@triton.jit
+def write(ptr, x, token_stride, col_stride, left, ROWS: tl.constexpr, WIDTH: tl.constexpr, COLS: tl.constexpr):
+    row, col = tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :]
+    inside = row < left
+    if WIDTH < COLS:
+        inside &= col < WIDTH
+    tl.store(ptr + row * token_stride + col * col_stride, x.to(ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def keys_of(first, rows, queries, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, SIZE: tl.constexpr):
+    """Keys that queries ``first`` … ``first + rows - 1`` see, as tiles: from ``begin`` to ``end``, of which those from ``inner`` to
+    ``outer`` are seen by all of the rows."""
+    shift = keys - queries
+    last = first + rows - 1
+    begin, inner, end, outer = 0, 0, keys, keys // SIZE * SIZE
+    if LEFT:
+        begin = tl.maximum(first + shift - left, 0) // SIZE * SIZE
+        inner = tl.maximum(tl.cdiv(tl.maximum(last + shift - left, 0), SIZE) * SIZE, begin)
+    if RIGHT:
+        end = tl.minimum(tl.maximum(last + shift + right + 1, 0), keys)
+        outer = tl.minimum(tl.maximum(first + shift + right + 1, 0), keys) // SIZE * SIZE
+    return begin, tl.minimum(inner, end), tl.maximum(outer, tl.minimum(inner, end)), end
+
+
+# ---- scores and probabilities ----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def scores(
+    qk, b, h, i, j, queries, keys, left, right, scale, softcap, slope, bias_ptr, bias_s, bias_n, mask_ptr, mask_s, mask_n,
+    PLAIN: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr,
+    SCORE: tl.constexpr, SCORE_GRADIENT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, EDGE: tl.constexpr,
+    SLOPES: tl.constexpr, ACCURATE: tl.constexpr,
+):  # fmt: skip
+    """Scores of the products ``qk`` of queries i and keys j (which broadcast to its shape), -inf where they are not seen; and with
+    SLOPES their derivatives: by the score that SCORE gets, and of that by the scaled product (1.0 where they are constant)."""
+    inner, outer = 1.0, 1.0
+    s = qk
+    if not PLAIN:
+        s = qk * scale
+        if SOFTCAP:
+            t = tanh(s / softcap, ACCURATE)
+            s = softcap * t
+            if SLOPES:
+                inner = 1.0 - t * t
+        if ALIBI:
+            s -= slope * tl.abs(i + (keys - queries) - j).to(tl.float32)
+        if BIAS:
+            at = bias_ptr + (tl.cast(i, tl.int64) * bias_s + tl.cast(j, tl.int64) * bias_n)
+            s += tl.load(at, mask=(i < queries) & (j < keys), other=0.0).to(tl.float32)
+        if SCORE is not None:
+            if SLOPES:
+                outer = SCORE_GRADIENT(s, b, h, i, j)
+            s = SCORE(s, b, h, i, j)
+    if MASK:
+        at = mask_ptr + (tl.cast(i, tl.int64) * mask_s + tl.cast(j, tl.int64) * mask_n)
+        s = tl.where(tl.load(at, mask=(i < queries) & (j < keys), other=0) != 0, s, float("-inf"))
+    if EDGE:
+        seen = (j < keys) & (i < queries)
+        if LEFT:
+            seen &= i + (keys - queries) - j <= left
+        if RIGHT:
+            seen &= j - i - (keys - queries) <= right
+        s = tl.where(seen, s, float("-inf"))
+    return s, inner, outer
+
+
+@triton.jit
+def kept(row, n, pitch, seed, offset, last, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Whether dropout keeps each of [ROWS, COLS] probabilities from column n on: ``row`` (int64) numbers rows of ``pitch`` groups of
+    8 random numbers."""
+    group = row[:, None] * pitch + (n // 8 + tl.arange(0, COLS // 8))[None, :]
+    bits = random_bits(group.to(tl.uint64), seed.to(tl.uint64), offset.to(tl.uint64), 8)
+    return tl.reshape(bits, [ROWS, COLS]) > last.to(tl.uint32)
+
+
+# ---- forward ---------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def attend(
+    acc, total, peak, q, k_ptr, v_ptr, bias_ptr, mask_ptr, begin, end, b, h, m, queries, keys, left, right, scale, softcap,
+    slope, k_s, k_d, v_s, v_d, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset, last,
+    D: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D_COLS: tl.constexpr, DV_COLS: tl.constexpr,
+    PLAIN: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr,
+    SCORE: tl.constexpr, DROPOUT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, EDGE: tl.constexpr,
+    ACCURATE: tl.constexpr,
+):  # fmt: skip
+    """One step of the online softmax for each tile of keys from ``begin`` to ``end`` (Milakov & Gimelshein 2018)."""
+    i = m + tl.arange(0, M)[:, None]
+    unit = scale * LOG2E if PLAIN else LOG2E  # from scores to exponents of 2
+    for n in tl.range(begin, end, N):
+        k = read(k_ptr + tl.cast(n, tl.int64) * k_s, k_s, k_d, keys - n, N, D, D_COLS, EDGE)
+        qk = tl.dot(q, tl.trans(k), input_precision="ieee")
+        j = n + tl.arange(0, N)[None, :]
+        s, _, _ = scores(
+            qk, b, h, i, j, queries, keys, left, right, scale, softcap, slope, bias_ptr, bias_s, bias_n, mask_ptr, mask_s,
+            mask_n, PLAIN, SOFTCAP, ALIBI, BIAS, MASK, SCORE, None, LEFT, RIGHT, EDGE, False, ACCURATE,
+        )  # fmt: skip
+        new = tl.maximum(peak, tl.max(s, 1))
+        safe = new
+        if MASK or EDGE or not PLAIN:
+            safe = tl.where(new == float("-inf"), 0.0, new)
+        p = tl.exp2((s - safe[:, None]) * unit) if not PLAIN else tl.exp2(s * unit - (safe * unit)[:, None])
+        shrink = tl.exp2((peak - safe) * unit)
+        total = total * shrink + tl.sum(p, 1)
+        if DROPOUT:
+            p = tl.where(kept(row, n, pitch, seed, offset, last, M, N), p, 0.0)
+        v = read(v_ptr + tl.cast(n, tl.int64) * v_s, v_s, v_d, keys - n, N, DV, DV_COLS, EDGE)
+        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        peak = new
+    return acc, total, peak
+
+
+LENGTHS = [
+    "seed", "offset", "slots", "heads", "group", "sequences", "query_tokens", "key_tokens", "left", "right", "pitch", "last",
+]  # fmt: skip
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def forward(
+    q_ptr, k_ptr, v_ptr, o_ptr, peak_ptr, log_sum_ptr, mask_ptr, bias_ptr, sinks_ptr, alibi_ptr, cu_q_ptr, cu_k_ptr, seed_ptr,
+    seed: tl.uint64, offset: tl.uint64,
+    slots, heads, group, sequences, query_tokens, key_tokens, left, right, pitch, last: tl.uint32,
+    scale: tl.float32, softcap: tl.float32, keep_scale: tl.float32,
+    q_b, q_h, q_s, q_d, k_b, k_h, k_s, k_d, v_b, v_h, v_s, v_d, o_b, o_h, o_s, o_d,
+    mask_b, mask_h, mask_s, mask_n, bias_b, bias_h, bias_s, bias_n, alibi_b, alibi_h,
+    D: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D_COLS: tl.constexpr, DV_COLS: tl.constexpr,
+    PLAIN: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
+    MASK: tl.constexpr, SCORE: tl.constexpr, SCORE_GRADIENT: tl.constexpr, DROPOUT: tl.constexpr, LEFT: tl.constexpr,
+    RIGHT: tl.constexpr, PACKED: tl.constexpr, SEED_IN_MEMORY: tl.constexpr, ACCURATE: tl.constexpr,
+):  # fmt: skip
+    """A program makes M rows of one head's output, [M, DV]; it walks the keys that they see."""
+    b, h, m, start, queries = place(cu_q_ptr, slots, heads, sequences, query_tokens, M, PACKED, RIGHT)
+    if m >= queries:
+        return
+    key_start, keys = extent(cu_k_ptr, b, sequences, key_tokens, 0, PACKED)
+    row = tl.cast(b * heads + h, tl.int64) * queries + m + tl.arange(0, M)
+    if PACKED:
+        row = tl.cast(h, tl.int64) * query_tokens + start + m + tl.arange(0, M)
+    if SEED_IN_MEMORY:
+        seed = tl.load(seed_ptr)
+    slope = 0.0
+    if ALIBI:
+        slope = tl.load(alibi_ptr + tl.cast(b, tl.int64) * alibi_b + tl.cast(h, tl.int64) * alibi_h).to(tl.float32)
+    q_ptr = base(q_ptr, b, h, start + m, q_b, q_h, q_s)
+    k_ptr, v_ptr = base(k_ptr, b, h // group, key_start, k_b, k_h, k_s), base(v_ptr, b, h // group, key_start, v_b, v_h, v_s)
+    mask_ptr, bias_ptr = base(mask_ptr, b, h, b, mask_b, mask_h, 0), base(bias_ptr, b, h, b, bias_b, bias_h, 0)
+    q = read(q_ptr, q_s, q_d, queries - m, M, D, D_COLS, True)
+    acc, total = tl.zeros([M, DV_COLS], tl.float32), tl.zeros([M], tl.float32)
+    peak = tl.full([M], float("-inf"), tl.float32)
+    begin, inner, outer, end = keys_of(m, tl.minimum(queries - m, M), queries, keys, left, right, LEFT, RIGHT, N)
+    for part in tl.static_range(3):
+        if part == 1 or part == 2 or LEFT:
+            first = begin if part == 0 else inner if part == 1 else outer
+            stop = inner if part == 0 else outer if part == 1 else end
+            acc, total, peak = attend(
+                acc, total, peak, q, k_ptr, v_ptr, bias_ptr, mask_ptr, first, stop, b, h, m, queries, keys, left, right, scale,
+                softcap, slope, k_s, k_d, v_s, v_d, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset, last,
+                D, DV, M, N, D_COLS, DV_COLS, PLAIN, SOFTCAP, ALIBI, BIAS, MASK, SCORE, DROPOUT, LEFT, RIGHT, part != 1,
+                ACCURATE,
+            )  # fmt: skip
+    unit = LOG2E
+    if PLAIN:
+        peak, unit = peak * (scale * LOG2E), 1.0
+    if SINKS:  # one more logit of the row, of a key without a value
+        sink = tl.load(sinks_ptr + h).to(tl.float32) * (LOG2E if PLAIN else 1.0)
+        new = tl.maximum(peak, sink)
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        shrink = tl.exp2((peak - safe) * unit)
+        total = total * shrink + tl.exp2((sink - safe) * unit)
+        acc *= shrink[:, None]
+        peak = new
+    total = tl.where(total == 0.0, 1.0, total)
+    acc = acc * (keep_scale / total)[:, None]
+    write(base(o_ptr, b, h, start + m, o_b, o_h, o_s), acc, o_s, o_d, queries - m, M, DV, DV_COLS)
+    inside = m + tl.arange(0, M) < queries
+    tl.store(peak_ptr + row, peak, mask=inside)
+    tl.store(log_sum_ptr + row, tl.log2(total), mask=inside)
