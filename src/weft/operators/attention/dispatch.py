@@ -11,8 +11,16 @@ from torch import Tensor
 
 from weft.operators.attention import gradient_kernels, kernels
 from weft.operators.attention.score import Score
-from weft.operators.call import FLOATS
-from weft.operators.checks import check_device, check_flag, check_same, check_shape, check_tensor, check_value, is_int, is_number
+from weft.operators.checks import (
+    check_device,
+    check_flag,
+    check_same,
+    check_shape,
+    check_tensor,
+    check_value,
+    is_int,
+    is_number,
+)
 from weft.operators.configs import Config, Configurations, bucket, constants_of, grid_of
 from weft.operators.cuda import shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
@@ -59,7 +67,9 @@ def options(
         check_value(NAME, "window", window, fits, "(left, right), each a number of keys of at least 0, or None for all")
         bounds = tuple(window)
     if scale is not None:
-        check_value(NAME, "scale", scale, is_number(scale) and abs(scale) <= LARGEST, "a finite number, or None for D**-0.5")
+        check_value(
+            NAME, "scale", scale, is_number(scale) and abs(scale) <= LARGEST, "a finite number, or None for D**-0.5"
+        )
         scale = float(scale)
     if softcap is not None:
         fits = is_number(softcap) and 0 < softcap <= LARGEST
@@ -102,7 +112,11 @@ class AttentionCall(Call):
         check_shape(NAME, "k", k, fits, f"the head dim (and batch) of 'q', {tuple(q.shape)}")
         fits = k.shape[head] > 0 and q.shape[head] % k.shape[head] == 0
         check_shape(NAME, "k", k, fits, f"a number of heads that divides the {q.shape[head]} of 'q'")
-        fits = v.shape[head] == k.shape[head] and v.shape[row] == k.shape[row] and (self.packed or v.shape[0] == k.shape[0])
+        fits = (
+            v.shape[head] == k.shape[head]
+            and v.shape[row] == k.shape[row]
+            and (self.packed or v.shape[0] == k.shape[0])
+        )
         check_shape(NAME, "v", v, fits and v.shape[-1] > 0, f"that of 'k', {tuple(k.shape)}, the head dim apart")
         for name, t in self.given.items():
             if name != "seed":
@@ -112,11 +126,15 @@ class AttentionCall(Call):
         for name in ("mask", "bias"):
             if name in self.given:
                 t, shape = self.given[name], (*q.shape[:3], k.shape[2])
-                fits = t.ndim <= 4 and all(a in (1, b) for a, b in zip(reversed(t.shape), reversed(shape), strict=False))
+                fits = t.ndim <= 4 and all(
+                    a in (1, b) for a, b in zip(reversed(t.shape), reversed(shape), strict=False)
+                )
                 check_shape(NAME, name, t, fits, f"one that broadcasts to [B, H, Sq, Sk] = {shape}")
         if "sinks" in self.given:
             t = self.given["sinks"]
-            check_shape(NAME, "sinks", t, t.shape == (q.shape[head],), f"({q.shape[head]},), a logit for each head of 'q'")
+            check_shape(
+                NAME, "sinks", t, t.shape == (q.shape[head],), f"({q.shape[head]},), a logit for each head of 'q'"
+            )
         if "alibi" in self.given:
             t, heads = self.given["alibi"], q.shape[head]
             batches = self.given["cu_seqlens_q"].shape[0] - 1 if self.packed else q.shape[0]
@@ -157,8 +175,7 @@ class AttentionCall(Call):
         return ""
 
     @property
-    def wants_other_gradients(self) -> bool:
-        """Of slopes, or of a score that has none."""
+    def slopes_need_gradients(self) -> bool:
         return torch.is_grad_enabled() and "alibi" in self.given and self.given["alibi"].requires_grad
 
 
@@ -223,11 +240,11 @@ def _packed(t: Tensor) -> tuple[int, ...]:
 
 def result_like(q: Tensor, width: int, device: Any = None) -> Tensor:
     """An empty tensor of q's shape but the last dimension, in the order that q lies in: [B, S, H, D] in memory stays so."""
-    made = {"dtype": q.dtype, "device": device or q.device}
+    device = device or q.device
     if q.ndim == 4 and q.shape[1] > 1 and q.stride(1) < q.stride(2):
         b, h, s, _ = q.shape
-        return torch.empty((b, s, h, width), **made).transpose(1, 2)
-    return torch.empty((*q.shape[:-1], width), **made)
+        return torch.empty((b, s, h, width), dtype=q.dtype, device=device).transpose(1, 2)
+    return torch.empty((*q.shape[:-1], width), dtype=q.dtype, device=device)
 
 
 class _Launch:
@@ -386,7 +403,11 @@ FORWARD = Dispatch(
     ON_CPU,
     TRACED,
     EMPTY,
-    Route("torch", lambda c: c.wants_other_gradients, "the slopes of ALiBi need a gradient, for which there is no kernel of ours"),
+    Route(
+        "torch",
+        lambda c: c.slopes_need_gradients,
+        "ALiBi's slopes need a gradient, for which there is no kernel of ours",
+    ),
     Route("torch", lambda c: c.no_kernel != "", "head dims below 16 or above 256, for which there is no kernel"),
     Route("torch", lambda c: unsupported(c) != "", "strides so long that a tile spans 2**31 elements"),
     Route("triton", lambda c: True, TRITON, forward_launch, unsupported),
@@ -394,6 +415,6 @@ FORWARD = Dispatch(
 
 BACKWARD = Dispatch(
     GradientCall,
-    Route("triton", lambda c: True, "probabilities are made again; one kernel by keys, one by queries, one for a bias: no atomics",
+    Route("triton", lambda c: True, "probabilities are made again, by keys, by queries and for a bias: no atomics",
           Gradients, unsupported),
 )  # fmt: skip

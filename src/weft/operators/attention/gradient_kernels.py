@@ -3,14 +3,14 @@
     ds = p (dp - delta),  dp = do · v,  delta = do · o - dlse
     dq = scale Σ ds k,  dk = scale Σ ds q,  dv = Σ p do,  dbias = Σ ds,  dsink = -Σ exp(sink - lse) delta
 
-One kernel by tiles of keys, for all query heads of a group, makes dk and dv; one by tiles of queries dq; one by tiles of the bias its
-gradient. No program adds to another's result: no atomics, the same bits every time.
+One kernel by tiles of keys, for all query heads of a group, makes dk and dv; one by tiles of queries dq; one by tiles of the
+bias its gradient. No program adds to another's result: no atomics, the same bits every time.
 """
 
 import triton
 import triton.language as tl
 
-from weft.operators.attention.kernels import LENGTHS, LOG2E, base, extent, kept, keys_of, place, read, scores, write
+from weft.operators.attention.kernels import LENGTHS, LOG2E, base, extent, kept, visible, tile_of, read, scores, write
 
 # B batch (or N sequences), H heads of q, G heads of k and v, M queries and N keys of a tile, D and DV head dims
 
@@ -22,7 +22,7 @@ def deltas(
     DV: tl.constexpr, DV_COLS: tl.constexpr, M: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
     """delta = do · o of M rows; [B, H, Sq], or [H, total]."""
-    b, h, m, start, queries = place(cu_q_ptr, slots, heads, sequences, query_tokens, M, PACKED, False)
+    b, h, m, start, queries = tile_of(cu_q_ptr, slots, heads, sequences, query_tokens, M, PACKED, False)
     o = read(base(o_ptr, b, h, start + m, o_b, o_h, o_s), o_s, o_d, queries - m, M, DV, DV_COLS, True)
     do = read(base(do_ptr, b, h, start + m, do_b, do_h, do_s), do_s, do_d, queries - m, M, DV, DV_COLS, True)
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
@@ -100,8 +100,9 @@ def key_gradients(
     MASK: tl.constexpr, SCORE: tl.constexpr, SCORE_GRADIENT: tl.constexpr, DROPOUT: tl.constexpr, LEFT: tl.constexpr,
     RIGHT: tl.constexpr, PACKED: tl.constexpr, SEED_IN_MEMORY: tl.constexpr, ACCURATE: tl.constexpr,
 ):  # fmt: skip
-    """A program makes N rows of dk and dv of one head of k; it walks its query heads, and of each the queries that see a key."""
-    b, g, n, start, keys = place(cu_k_ptr, slots, heads // group, sequences, key_tokens, N, PACKED, False)
+    """A program makes N rows of dk and dv of one head of k; it walks the group's query heads, and of each the queries that see
+    a key."""
+    b, g, n, start, keys = tile_of(cu_k_ptr, slots, heads // group, sequences, key_tokens, N, PACKED, False)
     if n >= keys:
         return
     query_start, queries = extent(cu_q_ptr, b, sequences, query_tokens, 0, PACKED)
@@ -111,7 +112,7 @@ def key_gradients(
     v = read(base(v_ptr, b, g, start + n, v_b, v_h, v_s), v_s, v_d, keys - n, N, DV, DV_COLS, True)
     dk, dv = tl.zeros([N, D_COLS], tl.float32), tl.zeros([N, DV_COLS], tl.float32)
     # the other way round: a key is seen by queries from `right` before it to `left` behind it
-    begin, first, outer, end = keys_of(n, tl.minimum(keys - n, N), keys, queries, right, left, RIGHT, LEFT, M)
+    begin, first, outer, end = visible(n, tl.minimum(keys - n, N), keys, queries, right, left, RIGHT, LEFT, M)
     for h in range(g * group, (g + 1) * group):
         row = tl.cast(b * heads + h, tl.int64) * queries
         if PACKED:
@@ -126,8 +127,8 @@ def key_gradients(
                 m = begin if part == 0 else first if part == 1 else outer
                 stop = first if part == 0 else outer if part == 1 else end
                 dk, dv = of_keys(
-                    dk, dv, k, v, at, do_at, bias_at, mask_at, peak_ptr + row, log_sum_ptr + row, delta_ptr + row, m, stop, b, h, n,
-                    queries, keys, left, right, scale, softcap, slope, keep_scale, q_s, q_d, do_s, do_d, bias_s, bias_n, mask_s,
+                    dk, dv, k, v, at, do_at, bias_at, mask_at, peak_ptr + row, log_sum_ptr + row, delta_ptr + row, m, stop,
+                    b, h, n, queries, keys, left, right, scale, softcap, slope, keep_scale, q_s, q_d, do_s, do_d, bias_s, bias_n, mask_s,
                     mask_n, row, pitch, seed, offset, last, D, DV, M, N, D_COLS, DV_COLS, PLAIN, SOFTCAP, ALIBI, BIAS, MASK,
                     SCORE, SCORE_GRADIENT, DROPOUT, LEFT, RIGHT, part != 1, ACCURATE,
                 )  # fmt: skip
@@ -171,8 +172,8 @@ def of_queries(
         k = read(k_ptr + tl.cast(n, tl.int64) * k_s, k_s, k_d, keys - n, N, D, D_COLS, EDGE)
         v = read(v_ptr + tl.cast(n, tl.int64) * v_s, v_s, v_d, keys - n, N, DV, DV_COLS, EDGE)
         ds, inner = score_gradients(
-            q, do, k, v, peak, log_sum, delta, bias_ptr, mask_ptr, b, h, m, n, queries, keys, left, right, scale, softcap, slope,
-            keep_scale, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset, last, M, N, PLAIN, SOFTCAP, ALIBI, BIAS,
+            q, do, k, v, peak, log_sum, delta, bias_ptr, mask_ptr, b, h, m, n, queries, keys, left, right, scale, softcap,
+            slope, keep_scale, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset, last, M, N, PLAIN, SOFTCAP, ALIBI, BIAS,
             MASK, SCORE, SCORE_GRADIENT, DROPOUT, LEFT, RIGHT, EDGE, ACCURATE,
         )  # fmt: skip
         dq = tl.dot((ds * inner).to(k.dtype), k, dq, input_precision="ieee")
@@ -193,7 +194,7 @@ def query_gradients(
     RIGHT: tl.constexpr, PACKED: tl.constexpr, SEED_IN_MEMORY: tl.constexpr, ACCURATE: tl.constexpr,
 ):  # fmt: skip
     """A program makes M rows of one head's dq; it walks the keys that they see."""
-    b, h, m, start, queries = place(cu_q_ptr, slots, heads, sequences, query_tokens, M, PACKED, RIGHT)
+    b, h, m, start, queries = tile_of(cu_q_ptr, slots, heads, sequences, query_tokens, M, PACKED, RIGHT)
     if m >= queries:
         return
     key_start, keys = extent(cu_k_ptr, b, sequences, key_tokens, 0, PACKED)
@@ -205,14 +206,17 @@ def query_gradients(
     slope = 0.0
     if ALIBI:
         slope = tl.load(alibi_ptr + tl.cast(b, tl.int64) * alibi_b + tl.cast(h, tl.int64) * alibi_h).to(tl.float32)
-    k_ptr, v_ptr = base(k_ptr, b, h // group, key_start, k_b, k_h, k_s), base(v_ptr, b, h // group, key_start, v_b, v_h, v_s)
+    k_ptr, v_ptr = (
+        base(k_ptr, b, h // group, key_start, k_b, k_h, k_s),
+        base(v_ptr, b, h // group, key_start, v_b, v_h, v_s),
+    )
     mask_ptr, bias_ptr = base(mask_ptr, b, h, b, mask_b, mask_h, 0), base(bias_ptr, b, h, b, bias_b, bias_h, 0)
     q = read(base(q_ptr, b, h, start + m, q_b, q_h, q_s), q_s, q_d, queries - m, M, D, D_COLS, True)
     do = read(base(do_ptr, b, h, start + m, do_b, do_h, do_s), do_s, do_d, queries - m, M, DV, DV_COLS, True)
     peak, log_sum, delta = statistics(peak_ptr + first, log_sum_ptr + first, delta_ptr + first, queries - m, M)
     row = first + tl.arange(0, M)
     dq = tl.zeros([M, D_COLS], tl.float32)
-    begin, inner, outer, end = keys_of(m, tl.minimum(queries - m, M), queries, keys, left, right, LEFT, RIGHT, N)
+    begin, inner, outer, end = visible(m, tl.minimum(queries - m, M), queries, keys, left, right, LEFT, RIGHT, N)
     for part in tl.static_range(3):
         if part == 1 or part == 2 or LEFT:
             n = begin if part == 0 else inner if part == 1 else outer
@@ -239,8 +243,8 @@ def bias_gradient(
     DROPOUT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SEED_IN_MEMORY: tl.constexpr, ACCURATE: tl.constexpr,
     ONE_ROW: tl.constexpr, ONE_COLUMN: tl.constexpr,
 ):  # fmt: skip
-    """A program makes a tile of the bias's gradient: it walks all that the tile was broadcast to, batches, heads, and with ONE_ROW
-    queries, with ONE_COLUMN keys."""
+    """A program makes a tile of the bias's gradient: it walks all that the tile was broadcast to, batches, heads, and with
+    ONE_ROW queries, with ONE_COLUMN keys."""
     across = 1 if ONE_COLUMN else tl.cdiv(key_tokens, N)
     down = 1 if ONE_ROW else tl.cdiv(query_tokens, M)
     program = tl.program_id(0)
@@ -261,9 +265,11 @@ def bias_gradient(
                 first = tl.cast(b * heads + h, tl.int64) * query_tokens + m
                 q = read(base(q_ptr, b, h, m, q_b, q_h, q_s), q_s, q_d, query_tokens - m, M, D, D_COLS, True)
                 do = read(base(do_ptr, b, h, m, do_b, do_h, do_s), do_s, do_d, query_tokens - m, M, DV, DV_COLS, True)
-                peak, log_sum, delta = statistics(peak_ptr + first, log_sum_ptr + first, delta_ptr + first, query_tokens - m, M)
+                peak, log_sum, delta = statistics(
+                    peak_ptr + first, log_sum_ptr + first, delta_ptr + first, query_tokens - m, M
+                )
                 rows = tl.minimum(query_tokens - m, M)
-                begin, _, _, end = keys_of(m, rows, query_tokens, key_tokens, left, right, LEFT, RIGHT, N)
+                begin, _, _, end = visible(m, rows, query_tokens, key_tokens, left, right, LEFT, RIGHT, N)
                 if not ONE_COLUMN:
                     begin, end = tl.maximum(begin, n0), tl.minimum(end, n0 + N)
                 for n in range(begin, end, N):
@@ -283,5 +289,9 @@ def bias_gradient(
     if ONE_COLUMN:
         acc, j = tl.sum(acc, 1)[:, None], tl.zeros([1, 1], tl.int32)
         inside = i < query_tokens
-    at = base(dbias_ptr, of_batch, of_head, of_head, db_b, db_h, 0) + tl.cast(i, tl.int64) * db_s + tl.cast(j, tl.int64) * db_n
+    at = (
+        base(dbias_ptr, of_batch, of_head, of_head, db_b, db_h, 0)
+        + tl.cast(i, tl.int64) * db_s
+        + tl.cast(j, tl.int64) * db_n
+    )
     tl.store(at, acc.to(dbias_ptr.dtype.element_ty), mask=inside)

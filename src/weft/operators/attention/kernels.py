@@ -1,9 +1,9 @@
 """What attention's kernels share: where a program works, tiles of scores and probabilities. And forward.
 
-A kernel with nothing to add to the products (PLAIN) leaves scores unscaled until the exponent, where scale · log2(e) is one factor of a
-multiply-add. Others make scores in natural units first. Of each row, forward keeps its maximum (``peak``, in units of the exponent of
-2 if PLAIN, else natural; -inf where nothing is seen) and ``log_sum``, log2 of its sum relative to that: apart, since a maximum of
--1e30 would swallow the logarithm.
+A kernel with nothing to add to the products (PLAIN) leaves scores unscaled until the exponent, where scale · log2(e) is one
+factor of a multiply-add. Others make scores in natural units first. Of each row, forward stores its maximum (``peak``, in units
+of the exponent of 2 if PLAIN, else natural; -inf where no key is seen) and ``log_sum``, log2 of its sum relative to that: two
+numbers, since in the sum of both a maximum of -1e30 would absorb the logarithm.
 """
 
 import triton
@@ -32,11 +32,11 @@ def extent(cu_ptr, b, sequences, tokens, rest, PACKED: tl.constexpr):
 
 
 @triton.jit
-def place(cu_ptr, slots, heads, sequences, tokens, SIZE: tl.constexpr, PACKED: tl.constexpr, REVERSED: tl.constexpr):
+def tile_of(cu_ptr, slots, heads, sequences, tokens, SIZE: tl.constexpr, PACKED: tl.constexpr, REVERSED: tl.constexpr):
     """Of a program: batch (or sequence), head, first row of its tile, the sequence's first token and length.
 
-    Packed sequences have tiles of their own: that of sequence b have numbers from ``cu[b] // SIZE + b`` on, which are enough for
-    any lengths, and where each is found by bisection; some numbers are of no tile."""
+    Packed sequences have tiles of their own: those of sequence b are numbered from ``cu[b] // SIZE + b`` on, which leaves room
+    for any lengths, and a program finds b by bisection. Some numbers have no tile."""
     slot, head = tl.program_id(0) % slots, tl.program_id(0) // slots
     if REVERSED:  # the longest rows of a causal mask first
         slot = slots - 1 - slot
@@ -56,11 +56,25 @@ def place(cu_ptr, slots, heads, sequences, tokens, SIZE: tl.constexpr, PACKED: t
 
 @triton.jit
 def base(ptr, b, head, token, b_stride, head_stride, token_stride):
-    return ptr + tl.cast(b, tl.int64) * b_stride + tl.cast(head, tl.int64) * head_stride + tl.cast(token, tl.int64) * token_stride
+    return (
+        ptr
+        + tl.cast(b, tl.int64) * b_stride
+        + tl.cast(head, tl.int64) * head_stride
+        + tl.cast(token, tl.int64) * token_stride
+    )
 
 
 @triton.jit
-def read(ptr, token_stride, col_stride, left, ROWS: tl.constexpr, WIDTH: tl.constexpr, COLS: tl.constexpr, CHECK: tl.constexpr):
+def read(
+    ptr,
+    token_stride,
+    col_stride,
+    left,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    COLS: tl.constexpr,
+    CHECK: tl.constexpr,
+):
     """[ROWS, COLS]: the ``left`` rows that are left (all, unless CHECK), 0 behind them and behind WIDTH columns."""
     row, col = tl.arange(0, ROWS)[:, None], tl.arange(0, COLS)[None, :]
     at = ptr + row * token_stride + col * col_stride
@@ -85,9 +99,9 @@ def write(ptr, x, token_stride, col_stride, left, ROWS: tl.constexpr, WIDTH: tl.
 
 
 @triton.jit
-def keys_of(first, rows, queries, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, SIZE: tl.constexpr):
-    """Keys that queries ``first`` … ``first + rows - 1`` see, as tiles: from ``begin`` to ``end``, of which those from ``inner`` to
-    ``outer`` are seen by all of the rows."""
+def visible(first, rows, queries, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, SIZE: tl.constexpr):
+    """Keys that queries ``first`` … ``first + rows - 1`` see, as tiles: from ``begin`` to ``end``, of which those from ``inner``
+    to ``outer`` are seen by all of the rows."""
     shift = keys - queries
     last = first + rows - 1
     begin, inner, end, outer = 0, 0, keys, keys // SIZE * SIZE
@@ -110,8 +124,8 @@ def scores(
     SCORE: tl.constexpr, SCORE_GRADIENT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, EDGE: tl.constexpr,
     SLOPES: tl.constexpr, ACCURATE: tl.constexpr,
 ):  # fmt: skip
-    """Scores of the products ``qk`` of queries i and keys j (which broadcast to its shape), -inf where they are not seen; and with
-    SLOPES their derivatives: by the score that SCORE gets, and of that by the scaled product (1.0 where they are constant)."""
+    """Scores of the products ``qk`` of queries i and keys j (which broadcast to its shape), -inf where they are not seen. With
+    SLOPES also the derivatives of soft cap (``inner``) and SCORE (``outer``), 1.0 where there is none."""
     inner, outer = 1.0, 1.0
     s = qk
     if not PLAIN:
@@ -145,8 +159,8 @@ def scores(
 
 @triton.jit
 def kept(row, n, pitch, seed, offset, last, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """Whether dropout keeps each of [ROWS, COLS] probabilities from column n on: ``row`` (int64) numbers rows of ``pitch`` groups of
-    8 random numbers."""
+    """Whether dropout keeps each of [ROWS, COLS] probabilities from column n on; ``row`` (int64) numbers rows of ``pitch``
+    groups of 8 random numbers."""
     group = row[:, None] * pitch + (n // 8 + tl.arange(0, COLS // 8))[None, :]
     bits = random_bits(group.to(tl.uint64), seed.to(tl.uint64), offset.to(tl.uint64), 8)
     return tl.reshape(bits, [ROWS, COLS]) > last.to(tl.uint32)
@@ -209,7 +223,7 @@ def forward(
     RIGHT: tl.constexpr, PACKED: tl.constexpr, SEED_IN_MEMORY: tl.constexpr, ACCURATE: tl.constexpr,
 ):  # fmt: skip
     """A program makes M rows of one head's output, [M, DV]; it walks the keys that they see."""
-    b, h, m, start, queries = place(cu_q_ptr, slots, heads, sequences, query_tokens, M, PACKED, RIGHT)
+    b, h, m, start, queries = tile_of(cu_q_ptr, slots, heads, sequences, query_tokens, M, PACKED, RIGHT)
     if m >= queries:
         return
     key_start, keys = extent(cu_k_ptr, b, sequences, key_tokens, 0, PACKED)
@@ -222,12 +236,15 @@ def forward(
     if ALIBI:
         slope = tl.load(alibi_ptr + tl.cast(b, tl.int64) * alibi_b + tl.cast(h, tl.int64) * alibi_h).to(tl.float32)
     q_ptr = base(q_ptr, b, h, start + m, q_b, q_h, q_s)
-    k_ptr, v_ptr = base(k_ptr, b, h // group, key_start, k_b, k_h, k_s), base(v_ptr, b, h // group, key_start, v_b, v_h, v_s)
+    k_ptr, v_ptr = (
+        base(k_ptr, b, h // group, key_start, k_b, k_h, k_s),
+        base(v_ptr, b, h // group, key_start, v_b, v_h, v_s),
+    )
     mask_ptr, bias_ptr = base(mask_ptr, b, h, b, mask_b, mask_h, 0), base(bias_ptr, b, h, b, bias_b, bias_h, 0)
     q = read(q_ptr, q_s, q_d, queries - m, M, D, D_COLS, True)
     acc, total = tl.zeros([M, DV_COLS], tl.float32), tl.zeros([M], tl.float32)
     peak = tl.full([M], float("-inf"), tl.float32)
-    begin, inner, outer, end = keys_of(m, tl.minimum(queries - m, M), queries, keys, left, right, LEFT, RIGHT, N)
+    begin, inner, outer, end = visible(m, tl.minimum(queries - m, M), queries, keys, left, right, LEFT, RIGHT, N)
     for part in tl.static_range(3):
         if part == 1 or part == 2 or LEFT:
             first = begin if part == 0 else inner if part == 1 else outer

@@ -97,7 +97,10 @@ class _Positions:
         left, right = window or (None, None)
         right = 0 if causal else right
         seen = self.same
-        for bound, distance in ((left, lambda: self.i + self.shift - self.j), (right, lambda: self.j - self.i - self.shift)):
+        for bound, distance in (
+            (left, lambda: self.i + self.shift - self.j),
+            (right, lambda: self.j - self.i - self.shift),
+        ):
             if bound is not None:
                 near = distance() <= bound
                 seen = near if seen is None else seen & near

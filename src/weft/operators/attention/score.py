@@ -13,8 +13,8 @@ class Score:
         kernel: a ``triton.jit`` function ``(s, b, h, i, j) -> s``: a tile of scores (fp32), the batch or the sequence and the
             head of q (scalars), and the positions of query and key in it, int32 tensors that broadcast to s.
         plain: the same in PyTorch, of tensors that broadcast to [B, H, Sq, Sk]; runs on a CPU and under a compiler.
-        gradient: a ``triton.jit`` function of the same arguments, the s that ``kernel`` gets: the derivative of its result by s.
-            Without one, a call that needs gradients is refused.
+        gradient: a ``triton.jit`` function of the same arguments, with the s that ``kernel`` gets: the derivative of the result
+            by s. Without one, a call that needs gradients is refused.
     """
 
     kernel: Any
