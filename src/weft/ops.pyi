@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, dtype
 
+from weft.operators.attention.score import Score
 from weft.operators.call import Choice
 from weft.operators.low_precision.quantized_weight import QuantizedWeight
 from weft.operators.mixture_of_experts.reference import Routing
@@ -88,6 +89,29 @@ def add_rms_norm(
 
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """The index of the largest value along one dimension, or in all of x (counted in the order of its elements)."""
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    score: Score | None = None,
+    dropout: float = 0.0,
+    seed: int | Tensor | None = None,
+    offset: int = 0,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """Attention: softmax(scale · q kᵀ, changed as the options say) v, the scores never stored."""
 
 def batched_matmul(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     """Products of the matrices in the last two dimensions; the dimensions before them broadcast, as ``torch.matmul``'s do."""

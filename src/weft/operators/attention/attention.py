@@ -14,7 +14,7 @@ from weft.operators import peers
 from weft.operators.attention.dispatch import BACKWARD, FORWARD, NAME, result_like
 from weft.operators.attention.function import PUBLIC, attention_triton, launched, parts_of, with_seed
 from weft.operators.attention.mistakes import LEAVES, MISTAKES
-from weft.operators.attention.peers import fa3, flex, in_torch
+from weft.operators.attention.peers import fa3, flex, in_torch, same_as_torchs
 from weft.operators.attention.points import SCORES, SHAPES, VIEWS, cost, gradient_terms, inputs
 from weft.operators.attention.reference import reference
 from weft.operators.attention.score import Score
@@ -205,5 +205,6 @@ def attention_function(
     choice = choose(q, k, v, **named).implementation
     named = with_seed(q, named)
     if choice == "torch":
-        return reference(q, k, v, **named)
+        one = torch.compiler.is_compiling() and same_as_torchs(q, k, **named)
+        return (in_torch if one else reference)(q, k, v, **named)
     return launched(parts_of(q, k, v, **named), return_lse, PUBLIC)

@@ -151,8 +151,9 @@ class AttentionCall(Call):
         if not self.packed:
             return
         for name, other in (("cu_seqlens_q", "cu_seqlens_k"), ("cu_seqlens_k", "cu_seqlens_q")):
-            if name not in self.given:
-                raise ValueError(f"{NAME}: argument '{name}' is None beside '{other}'; expected both, or neither")
+            if other not in self.given:
+                raise ValueError(f"{NAME}: argument '{other}' is None beside '{name}'; expected both, or neither")
+        for name, other in (("cu_seqlens_q", "cu_seqlens_k"), ("cu_seqlens_k", "cu_seqlens_q")):
             t = self.given[name]
             fits = t.ndim == 1 and t.shape[0] >= 2 and t.shape == self.given[other].shape and t.stride(0) == 1
             check_shape(NAME, name, t, fits, "(N + 1,) for N sequences, both alike, contiguous")

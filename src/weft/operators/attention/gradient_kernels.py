@@ -10,7 +10,7 @@ bias its gradient. No program adds to another's result: no atomics, the same bit
 import triton
 import triton.language as tl
 
-from weft.operators.attention.kernels import LENGTHS, LOG2E, base, extent, kept, visible, tile_of, read, scores, write
+from weft.operators.attention.kernels import LENGTHS, LOG2E, base, extent, kept, read, scores, tile_of, visible, write
 
 # B batch (or N sequences), H heads of q, G heads of k and v, M queries and N keys of a tile, D and DV head dims
 
@@ -128,9 +128,9 @@ def key_gradients(
                 stop = first if part == 0 else outer if part == 1 else end
                 dk, dv = of_keys(
                     dk, dv, k, v, at, do_at, bias_at, mask_at, peak_ptr + row, log_sum_ptr + row, delta_ptr + row, m, stop,
-                    b, h, n, queries, keys, left, right, scale, softcap, slope, keep_scale, q_s, q_d, do_s, do_d, bias_s, bias_n, mask_s,
-                    mask_n, row, pitch, seed, offset, last, D, DV, M, N, D_COLS, DV_COLS, PLAIN, SOFTCAP, ALIBI, BIAS, MASK,
-                    SCORE, SCORE_GRADIENT, DROPOUT, LEFT, RIGHT, part != 1, ACCURATE,
+                    b, h, n, queries, keys, left, right, scale, softcap, slope, keep_scale, q_s, q_d, do_s, do_d, bias_s,
+                    bias_n, mask_s, mask_n, row, pitch, seed, offset, last, D, DV, M, N, D_COLS, DV_COLS, PLAIN, SOFTCAP,
+                    ALIBI, BIAS, MASK, SCORE, SCORE_GRADIENT, DROPOUT, LEFT, RIGHT, part != 1, ACCURATE,
                 )  # fmt: skip
     write(base(dk_ptr, b, g, start + n, dk_b, dk_h, dk_s), dk * scale, dk_s, dk_d, keys - n, N, D, D_COLS)
     write(base(dv_ptr, b, g, start + n, dv_b, dv_h, dv_s), dv * keep_scale, dv_s, dv_d, keys - n, N, DV, DV_COLS)
@@ -173,8 +173,8 @@ def of_queries(
         v = read(v_ptr + tl.cast(n, tl.int64) * v_s, v_s, v_d, keys - n, N, DV, DV_COLS, EDGE)
         ds, inner = score_gradients(
             q, do, k, v, peak, log_sum, delta, bias_ptr, mask_ptr, b, h, m, n, queries, keys, left, right, scale, softcap,
-            slope, keep_scale, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset, last, M, N, PLAIN, SOFTCAP, ALIBI, BIAS,
-            MASK, SCORE, SCORE_GRADIENT, DROPOUT, LEFT, RIGHT, EDGE, ACCURATE,
+            slope, keep_scale, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset, last, M, N, PLAIN, SOFTCAP, ALIBI,
+            BIAS, MASK, SCORE, SCORE_GRADIENT, DROPOUT, LEFT, RIGHT, EDGE, ACCURATE,
         )  # fmt: skip
         dq = tl.dot((ds * inner).to(k.dtype), k, dq, input_precision="ieee")
     return dq

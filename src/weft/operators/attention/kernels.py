@@ -100,8 +100,8 @@ def write(ptr, x, token_stride, col_stride, left, ROWS: tl.constexpr, WIDTH: tl.
 
 @triton.jit
 def visible(first, rows, queries, keys, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, SIZE: tl.constexpr):
-    """Keys that queries ``first`` … ``first + rows - 1`` see, as tiles: from ``begin`` to ``end``, of which those from ``inner``
-    to ``outer`` are seen by all of the rows."""
+    """Keys that queries ``first`` … ``first + rows - 1`` see, as tiles: from ``begin`` to ``end``, of which all of the rows see
+    those from ``inner`` to ``outer``."""
     shift = keys - queries
     last = first + rows - 1
     begin, inner, end, outer = 0, 0, keys, keys // SIZE * SIZE

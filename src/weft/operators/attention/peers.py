@@ -29,6 +29,13 @@ def in_torch(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
     return F.scaled_dot_product_attention(q, k, v, _one_mask(q, k, **n), **top)
 
 
+def same_as_torchs(q: Tensor, k: Tensor, **named: Any) -> bool:
+    """Whether SDPA means the same by a call: it has no more options than scale and causal, where the first query and the last
+    see alike. Then a compiler, which sees no kernel of ours, keeps attention in one operator."""
+    more = set(_given(named)) - {"scale"}
+    return not more or (more == {"causal"} and q.shape[2] == k.shape[2])
+
+
 def _one_mask(
     q: Tensor, k: Tensor, causal: bool = False, window: Any = None, alibi: Tensor | None = None, mask: Tensor | None = None,
     bias: Tensor | None = None, **rest: Any,
