@@ -236,7 +236,7 @@ P = random(9, 2, 16)
 REFUSED = [
     bad("attention", ValueError, "'q' has shape (2, 20, 16); expected [B, heads, S, D]", Q[0], K, V),
     bad("attention", TypeError, "'k' has dtype float16 and 'q' has float32", Q, K.half(), V),
-    bad("attention", ValueError, "'k' has shape (2, 2, 37, 8); the head dim (and batch) of 'q', (2, 2, 20, 16)", Q, K[..., :8], V),
+    bad("attention", ValueError, "'k' has shape (2, 2, 37, 8); the head dim (and batch) of 'q'", Q, K[..., :8], V),
     bad("attention", ValueError, "'k' has shape; a number of heads that divides the 2 of 'q'", Q, random(2, 3, 37, 16), V),
     bad("attention", ValueError, "'v' has shape (2, 2, 5, 16); that of 'k', (2, 2, 37, 16)", Q, K, V[:, :, :5]),
     bad("attention", TypeError, "'causal' is 1; True or False", Q, K, V, causal=1),
