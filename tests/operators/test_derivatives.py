@@ -9,8 +9,8 @@ from weft.bench import cases
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
 
-FAMILIES = ("attention", "dropout", "elementwise", "embedding", "loss", "low_precision", "matmul", "mixture_of_experts", "normalization",
-            "quantization", "reduction", "rotary", "scan", "softmax", "transpose")  # fmt: skip
+FAMILIES = ("attention", "dropout", "elementwise", "embedding", "loss", "low_precision", "matmul", "mixture_of_experts", 
+            "normalization", "quantization", "reduction", "rotary", "scan", "softmax", "transpose")  # fmt: skip
 # have no gradient, or only of a bias
 NONE = (
     "argmax", "dequantize", "quantize", "scaled_matmul", "cross_entropy_with_gradient",
