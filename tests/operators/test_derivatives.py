@@ -9,7 +9,7 @@ from weft.bench import cases
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]
 
-FAMILIES = ("attention", "dropout", "elementwise", "embedding", "loss", "low_precision", "matmul", "mixture_of_experts", 
+FAMILIES = ("attention", "dropout", "elementwise", "embedding", "loss", "low_precision", "matmul", "mixture_of_experts",
             "normalization", "quantization", "reduction", "rotary", "scan", "softmax", "transpose")  # fmt: skip
 # have no gradient, or only of a bias
 NONE = (
