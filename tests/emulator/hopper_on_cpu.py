@@ -50,6 +50,10 @@ class Case:
     beta: float = 1.0
     gamma: float = 1.0
 
+    @property
+    def loose(self) -> bool:
+        return self.n * self.out.itemsize % 16 > 0
+
 
 class OnGpu(torch.Tensor):
     """A tensor that says it is on a GPU."""
@@ -80,6 +84,9 @@ job.run([&] {
          job.map<TensorMap>(3), job.map<TensorMap>(4), shape, factors);
 });
 """
+
+
+LAUNCH_LOOSE = LAUNCH.replace("job.buffer(12)", "job.buffer(4)")
 
 
 class Product:
@@ -122,7 +129,7 @@ class Product:
                 self.a, self.b, case.out,
                 gemm.Epilogue(*counts, case.scales == "blocks", case.biased, case.activation, case.amax),
                 case.two_levels, residual=self.residual if case.residual else None, up=self.up if case.gated else None,
-                n=case.n,
+                n=case.n, loose=case.loose,
             )  # fmt: skip
 
         assert bool(self.plan.parts) == case.stream
@@ -178,12 +185,13 @@ class Product:
 
     @property
     def launch(self) -> str:
-        return LAUNCH.replace("KERNEL", self.plan.launch.expression)
+        return (LAUNCH_LOOSE if self.case.loose else LAUNCH).replace("KERNEL", self.plan.launch.expression)
 
     def job(self) -> bytes:
         mapped = (self.a, self.b, self.up, self.residual, self.c)
         tensors = (*mapped, self.a_scale, self.b_scale, self.bias, self.amax, self.workspace, self.flags)
         numbers = [4 if (self.case.k == 0 and i < 3) or t is self.c else i for i, t in enumerate(mapped)]
+        numbers[3:] = [0, 0] if self.case.loose else numbers[3:]
         maps, shape, factors = packed_maps(self.scalars, {number: tensors[number] for number in numbers}, numbers)
         groups = [bytes_of(t) for t in (self.offsets, self.order)]
         made = job(

@@ -107,6 +107,15 @@ CODES = {
 }  # fmt: skip
 CASES.update(CODES)
 
+LOOSE = {
+    **{f"rows of {n} begin anywhere, {layout}": Case(layout=layout, m=133, n=n, k=136, matrices=matrices)
+       for n, layout, matrices in ((135, "NT", 3), (142, "NN", 0), (3, "TN", 2), (68, "TT", 3))},
+    "loose, cluster of 2": Case(FP16, FP16, columns=256, stages=4, cluster=2, m=391, n=517, k=72, biased=True),
+    "loose, 160 columns, streamed": Case(columns=160, m=136, n=391, k=264, clusters=4, stream=True, activation="GELU"),
+    "loose, 192 columns, gated": Case(columns=256, m=70, n=131, k=72, gated=True, activation="SILU", amax=True),
+}  # fmt: skip
+CASES.update(LOOSE)
+
 PLAIN = CASES["two stages, one block"]
 PAIRED = dataclasses.replace(CASES["64 columns, cluster of 2, batched, padded"], k=456)
 MISTAKES = {

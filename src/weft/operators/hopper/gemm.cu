@@ -35,12 +35,14 @@
 // CODES: elements of C are of 8 bits, of a scale, *a_scale: act(...) / scale, rounded and saturated. There is no R; the bias has elements of
 // type Added.
 //
+// LOOSE: rows of C, of 16-bit floats, begin anywhere, so TMA cannot store them; `order` is where C begins, and warps store it.
+//
 // Maps have boxes of A: 128 rows (64 x 64 with A_ACROSS, 64 rows with ABREAST); B, up: the rows of their [N, K] view that a block fetches at a time (with
 // B_ACROSS 64 columns by 64 of K, or by 32 if two blocks share 192 columns); R, C: 64 rows of 128 bytes, or
 // of 64 where a tile's row is no whole number of these (160 columns of 16 bits).
 template <typename T, typename O, int COLUMNS, int STAGES, int CLUSTER, bool A_ACROSS, bool B_ACROSS, int SCALES, bool TWO_LEVELS, bool BIASED,
           int ACTIVATION, bool RESIDUAL = false, bool GATED = false, bool AMAX = false, bool STREAM = false,
-          bool SYMMETRIC = false, bool SECOND = false, typename Added = O, int GROUPED = WHOLE, bool ABREAST = false>
+          bool SYMMETRIC = false, bool SECOND = false, typename Added = O, int GROUPED = WHOLE, bool ABREAST = false, bool LOOSE = false>
 __global__ void __launch_bounds__(THREADS, 1)
     matmul_hopper(const float *a_scale, const float *b_scale, const O *bias, float *amax, float *workspace, u32 *flags,
                   const int *offsets, const i64 *order,
@@ -69,6 +71,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   static_assert(GROUPED == WHOLE || (sizeof(T) == 2 && sizeof(O) == 2 && !SCALES && !RESIDUAL && !AMAX && !STREAM && !SYMMETRIC),
                 "groups are of 16-bit floats, and of whole tiles");
   static_assert(GROUPED != TERMS_IN_GROUPS || (A_ACROSS && B_ACROSS && !BIASED && !GATED), "terms are rows of A and B");
+  static_assert(!LOOSE || (sizeof(O) == 2 && !RESIDUAL && !SYMMETRIC && GROUPED == WHOLE), "TMA takes no residual of such rows");
   extern __shared__ __align__(1024) unsigned char dynamic[];  // all there is: the swizzle asks for 1024 bytes' alignment
   unsigned char *ring = dynamic, *out = ring + STAGES * STAGE;
   u64 *full = reinterpret_cast<u64 *>(out + 2 * STAGED * ATOM), *empty = full + STAGES, *residual = empty + STAGES;
@@ -331,6 +334,17 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
         group_barrier(1 + mine);
+        if constexpr (LOOSE) {
+          constexpr int CHUNKS = PITCH / 16, TOGETHER = 32 / CHUNKS;  // of a row; rows of a warp at a time
+#pragma unroll
+          for (int i = 0; i < HELD * 16; i += TOGETHER) {
+            const int r = 16 * warp + i % 16 + lane / CHUNKS, x = column + (held + i / 16) * SLAB;
+            unsigned short *const c = reinterpret_cast<unsigned short *>(const_cast<i64 *>(order));
+            store_loose<PITCH>(c + (i64(matrix) * shape.m + row + r) * shape.n + x, row + r < shape.m ? min(shape.n - x, SLAB) : 0,
+                               lane % CHUNKS, staged + i / 16 * ATOM, r);
+          }
+          continue;
+        }
         if (thread == 0) {
 #pragma unroll
           for (int slab = 0; slab < HELD; slab++) {

@@ -45,8 +45,9 @@ def across(t: Tensor, k: int) -> bool:
     return t.stride(k) != 1 and t.stride(-3 - k) == 1
 
 
-def why_not(a: Tensor, b: Tensor, out_dtype: torch.dtype, n: int | None = None) -> str:
-    """Why the kernel does not take a [.., M, K] and b [.., K, N] for n columns, or N (an empty string when it does)."""
+def why_not(a: Tensor, b: Tensor, out_dtype: torch.dtype, n: int | None = None, *, loose: bool = False) -> str:
+    """Why the kernel does not take a [.., M, K] and b [.., K, N] for n columns, or N (an empty string when it does). ``loose``:
+    rows of a result in 16-bit floats may begin anywhere."""
     if a.dtype not in OPERANDS or b.dtype != a.dtype:
         return f"dtypes {a.dtype} and {b.dtype}; it takes two of {', '.join(str(t)[6:] for t in OPERANDS)}"
     codes = a.dtype in SIXTEEN_BITS and out_dtype == torch.float8_e4m3fn
@@ -64,7 +65,7 @@ def why_not(a: Tensor, b: Tensor, out_dtype: torch.dtype, n: int | None = None) 
         if reason := reason or map_why_not("b", b, b.element_size(), not across(b, -2)):
             return reason
     n = n or b.shape[-1]
-    if n * out_dtype.itemsize % 16:
+    if n * out_dtype.itemsize % 16 and not (loose and out_dtype in SIXTEEN_BITS and a.shape[-1]):
         return f"rows of {n} elements in the result do not begin on 16 bytes, which TMA wants"
     return ""
 
@@ -119,6 +120,7 @@ class HopperPlan:
             16-bit floats, must be symmetric, and so must the residual be. Not with scales, a bias, an activation, up or amax.
         second: another matrix of the residual's form, with a factor gamma.
         n: columns of C where these are more than b has: the last ones are products with zeros.
+        loose: whether rows of C may begin anywhere, which is then stored without TMA; not with a residual.
         device: where it is launched, if a is not there.
 
     Raises:
@@ -129,10 +131,10 @@ class HopperPlan:
         self, a: Tensor, b: Tensor, out_dtype: torch.dtype | None = None, epilogue: Epilogue = Epilogue(),
         two_levels: bool = False, *, residual: Tensor | None = None, up: Tensor | None = None,
         symmetric: Config | None = None, second: Tensor | None = None, n: int | None = None,
-        device: torch.device | None = None,
+        loose: bool = False, device: torch.device | None = None,
     ):  # fmt: skip
         out_dtype, n, device = out_dtype or a.dtype, n or b.shape[-1], device or a.device
-        if reason := why_not(a, b, out_dtype, n):
+        if reason := why_not(a, b, out_dtype, n, loose=loose and residual is None and symmetric is None):
             raise Declined(reason)
         (m, k), matrices = a.shape[-2:], a.shape[0] if a.ndim == 3 else 1
         out = torch.empty((matrices, m, n), dtype=out_dtype, device="meta")
@@ -173,6 +175,7 @@ class HopperPlan:
         # two blocks cannot share three boxes of 64 columns: each fetches half of their rows of K
         deep = depth // cluster if columns // cluster % 64 else depth
         of_b = Maps(b, not b_across, (64, deep) if b_across else (depth, min(columns // cluster, width)))
+        self.loose = n * out_dtype.itemsize % 16 > 0
         slab = (tile_sizes.pitch(width * out_dtype.itemsize) // out_dtype.itemsize, 64)
         of_c = Maps(out, False, slab)
         self.maps = (
@@ -194,7 +197,9 @@ class HopperPlan:
         grid = clusters * cluster
         self.parts = (grid, 2, 64, columns) if count else ()  # sums that a block hands to another, of each consumer
         last = ", ".join(str(f).lower() for f in (*parts, count > 0))
-        if codes:
+        if self.loose:
+            last += f", false, false, {TYPES[out_dtype]}, WHOLE, false, true"
+        elif codes:
             last += f", false, false, {TYPES[a.dtype]}"
         elif symmetric is not None or added != out_dtype:
             last += f", {str(symmetric is not None).lower()}, {str(second is not None).lower()}, {TYPES[added]}"
@@ -234,8 +239,11 @@ class HopperPlan:
         self, a: Tensor, b: Tensor, up: Tensor, residual: Tensor, c: Tensor, *factors: float
     ) -> tuple[Any, ...]:
         """What the kernel is given after its pointers: five tensor maps and numbers. ``up`` may be the second residual."""
-        of_c = self.maps[4](c)
         numbers = (self.shape, Factors(*self.scales, *factors))
+        if self.loose:
+            of_a, of_b, of_up = (of(t) for of, t in zip(self.maps, (a, b, up), strict=False))
+            return (of_a, of_b, of_up, of_a, of_a, *numbers)  # no map is of C
+        of_c = self.maps[4](c)
         read = self.shape.k > 0  # else no map can be made of a, b and up, and none is looked at
         of_a, of_b, of_up = (of(t) if read else of_c for of, t in zip(self.maps, (a, b, up), strict=False))
         return (of_a, of_b, of_up, self.maps[3](residual), of_c, *numbers)

@@ -146,3 +146,30 @@ __device__ __forceinline__ void store_with_image(unsigned char *place_of_c, u32 
   store_matrices(to(diagonal && j > eight ? image : place_of_c, eight, j), upper, lower);
   store_turned(to(diagonal && j < eight ? place_of_c : image, j, eight), upper, lower);
 }
+
+// Stores the first `left` 16-bit floats of row r of a slab, whose rows have PITCH bytes and the swizzle of TMA, to where they begin anywhere:
+// a lane for each 16 bytes of the slab's row, one after another, stores 16 that begin on 16, and elements before the first and after the last of them.
+template <int PITCH> __device__ __forceinline__ void store_loose(unsigned short *to, int left, int lane, const unsigned char *slab, int r) {
+  constexpr int CHUNKS = PITCH / 16;
+  auto chunk = [&](int i) { return slab + r * PITCH + ((i ^ r * PITCH / LINE) % CHUNKS) * 16; };
+  const int before = int(-(reinterpret_cast<u64>(to) / 2) % 8), at = before + 8 * lane;  // elements before the first 16 bytes, before this lane's
+  const auto low = load_shared<bf16, 8>(reinterpret_cast<const bf16 *>(chunk(lane))), high = load_shared<bf16, 8>(reinterpret_cast<const bf16 *>(chunk(lane + 1)));
+  u32 word[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) word[i] = i < 4 ? low.word[i] : high.word[i - 4];
+#pragma unroll
+  for (int i = 0; i < 6; i++) word[i] = before & 4 ? word[i + 2] : word[i];
+#pragma unroll
+  for (int i = 0; i < 5; i++) word[i] = before & 2 ? word[i + 1] : word[i];
+  Words<bf16, 8> made;
+#pragma unroll
+  for (int i = 0; i < 4; i++) made.word[i] = before & 1 ? word[i] >> 16 | word[i + 1] << 16 : word[i];
+  if (at + 8 <= left) store<bf16, 8>(reinterpret_cast<bf16 *>(to + at), made);
+  auto element = [&](int e) { to[e] = *reinterpret_cast<const unsigned short *>(chunk(e / 8) + e % 8 * 2); };
+  const int end = before + (left - before) / 8 * 8;
+#pragma unroll
+  for (int e = lane; e < 8; e += CHUNKS) {
+    if (e < min(before, left)) element(e);
+    if (end + e < left) element(end + e);
+  }
+}

@@ -23,7 +23,7 @@ from weft.operators.layout import rows_of
 from weft.operators.linear import activations, gemv, kernels
 from weft.operators.linear.activations import ACTIVATIONS, Activation, halves
 from weft.operators.linear.reference import E4M3, NAMES, reference
-from weft.operators.matmul.dispatch import SMALL, default_precision, product
+from weft.operators.matmul.dispatch import default_precision, product
 from weft.operators.quantization.dispatch import QUANTIZE
 from weft.operators.quantization.formats import FORMATS, Scheme, format_of
 from weft.operators.reduction.sum import sum as column_sum
@@ -68,7 +68,12 @@ class LinearCall(Call):
 
     @property
     def small(self) -> bool:
-        return self.m * self.weight.numel() < SMALL
+        return self.m * self.weight.numel() < padded.SMALL
+
+    @property
+    def stored_anywhere(self) -> bool:
+        """Whether the main loop stores rows that begin anywhere: a residual comes by TMA, and small products are cuBLAS's."""
+        return self.residual is None and not self.small
 
     @property
     def has_epilogue(self) -> bool:
@@ -168,7 +173,7 @@ def hopper_unsupported(c: LinearCall, out: torch.dtype | None = None) -> str:
     if c.needs_copy:
         return COPY
     for half in c.weight.chunk(2) if c.activation.gated else (c.weight,):
-        if reason := gemm.why_not(c.matrix, half.t(), out or c.x.dtype):
+        if reason := gemm.why_not(c.matrix, half.t(), out or c.x.dtype, loose=c.stored_anywhere):
             return reason
     if c.bias is not None and not c.bias.is_contiguous():
         return "a bias with gaps"
@@ -184,7 +189,7 @@ class HopperLaunch:
         gate, up = self.halves(c.weight)
         epilogue = gemm.Epilogue(biased=self.biased, activation=c.activation.on_hopper, amax=amax)
         residual, up = None if c.residual is None else flat(c.residual), None if up is None else up.t()
-        self.plan = HopperPlan(c.matrix, gate.t(), out, epilogue, residual=residual, up=up, device=c.device)
+        self.plan = HopperPlan(c.matrix, gate.t(), out, epilogue, residual=residual, up=up, loose=True, device=c.device)
 
     def halves(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
         return (weight[: self.n], weight[self.n :]) if self.n else (weight, None)
@@ -196,13 +201,13 @@ class HopperLaunch:
 
 
 class Copies:
-    """A linear layer's tensors with rows that begin on 16 bytes: copies of those that TMA does not take, and of all that have a
-    row or column for each of the N results where N is no multiple of 8."""
+    """A linear layer's tensors with rows that begin on 16 bytes: copies of those that TMA does not take, and, unless the main
+    loop stores rows that begin anywhere, of all that have a row or column for each of the N results where 8 does not divide N."""
 
     def __init__(self, c: LinearCall):
         self.parts = 2 if c.activation.gated else 1  # of weight and bias: gate and up
         self.n = c.weight.shape[0] // self.parts
-        self.columns = -(-self.n // 8) * 8
+        self.columns = self.n if c.stored_anywhere else padded.up_to(self.n)
 
     def call(self, c: LinearCall) -> LinearCall:
         """The call of the copies, on no device."""
@@ -311,7 +316,7 @@ def copies_pay(c: LinearCall) -> bool:
 def of_product(c: LinearCall, planned: Any) -> Any:
     """A launch of the epilogue, on cuBLAS's product in fp32, of copies where they pay. ``planned`` makes the epilogue's plan
     for a length of the product's rows."""
-    filled = padded.PaddedPlan(c.matrix, c.weight.t()) if copies_pay(c) else None
+    filled = padded.PaddedPlan(c.matrix, c.weight.t(), cublas=True) if copies_pay(c) else None
     plan = planned(c.weight.shape[0] if filled is None else filled.n)
 
     def run(x: Tensor, weight: Tensor, *others: Tensor) -> None:

@@ -24,9 +24,6 @@ from weft.operators.matmul import kernels
 from weft.operators.matmul.kernels import LEVELS
 
 PRECISIONS = ("ieee", "tf32", "tf32x3")
-# multiplications below which cuBLAS was ahead of our loop wherever it was measured on an H200, by up to three times where
-# K is long and tiles are few
-SMALL = 4e9
 Launch = tuple[Any, tuple[int, ...]]  # a plan, to be called with (a, b, c), and the shape of c
 
 
@@ -128,7 +125,7 @@ class MatmulCall(Call):
 
     @property
     def small(self) -> bool:
-        return self.a.numel() * self.b.shape[-1] < SMALL
+        return self.a.numel() * self.b.shape[-1] < padded.SMALL
 
     @property
     def many_small(self) -> bool:
@@ -190,7 +187,7 @@ def hopper_unsupported(c: MatmulCall) -> str:
         return "float32; it takes 16-bit floats"
     if not c.two_matrices:
         return "a vector, or a batch of matrices"
-    return gemm.why_not(c.a, c.b, c.dtype)
+    return gemm.why_not(c.a, c.b, c.dtype, loose=True)
 
 
 FORWARD = Dispatch(
@@ -204,9 +201,10 @@ FORWARD = Dispatch(
     Route("triton", lambda c: c.many_small, "1024 or more small matrices: a program each, 1.4 times cuBLAS at 4096 x 64³",
           tiled_launch, tiled_unsupported),
     Route("cuda", lambda c: not c.small, "two large matrices of 16-bit floats by TMA and wgmma: level with cuBLAS in the mean",
-          lambda c: (gemm.HopperPlan(c.a, c.b), c.shape), hopper_unsupported, sm=90),
+          lambda c: (gemm.HopperPlan(c.a, c.b, loose=True), c.shape), hopper_unsupported, sm=90),
     Route("padded", lambda c: padded.pays(*c.operands),
-          "copies filled up to sizes that are multiples of 8: cuBLAS is slow without", padded_launch, padded_unsupported),
+          "copies with rows that begin on 16 bytes, or results whose rows do not; small products cuBLAS's, at multiples of 8",
+          padded_launch, padded_unsupported),
     Route("torch", lambda c: True, "cuBLAS: level or ahead in batches and small products, and of what TMA cannot take"),
 )  # fmt: skip
 
@@ -250,6 +248,8 @@ class Product(KernelFunction):
     @staticmethod
     def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         a, b = ctx.saved_tensors
+        if all(ctx.needs_input_grad[:2]) and dc.ndim == 2 and ctx.precision is None and padded.by_loop(dc, b.mT):
+            dc = padded.fitting(dc)  # one copy for both products
         da = product(dc, b.mT, ctx.precision).sum_to_size(a.shape) if ctx.needs_input_grad[0] else None
         if b.ndim == 2:  # the sum over the batch is part of the product
             a, dc = a.flatten(0, -2), dc.flatten(0, -2)
@@ -339,7 +339,7 @@ def by_triton(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
 def by_copies(a: Tensor, b: Tensor, precision: str | None = None) -> Tensor:
     """cuBLAS's product of copies, filled up to sizes that are multiples of 8."""
     call = MatmulCall(a, b, precision)
-    if reason := padded_unsupported(call) or ("" if padded.copied(*call.operands) else padded.NOTHING):
+    if reason := padded_unsupported(call) or ("" if padded.needed(*call.operands) else padded.NOTHING):
         raise Declined(reason)
     return launched(FORWARD.kernel("padded"), a, b)
 
