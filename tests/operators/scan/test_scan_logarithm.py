@@ -67,6 +67,13 @@ CASES = {
     "not finite, both": Case(BLOCKS, dtype=FP32, m=5, n=900, values="not finite", reverse=True, exclusive=True),
     "huge": Case(TWO_WARPS, m=4, values="huge"),
     "huge, exclusive": Case(TWO_WARPS, dtype=FP32, m=4, n=500, values="huge", exclusive=True),
+    "rows alike": Case(TWO_WARPS, m=9, n=1003),
+    "rows alike, exclusive": Case(TWO_WARPS, dtype=FP32, m=6, n=403, exclusive=True),
+    "rows alike, reversed, far apart": Case(TWO_WARPS, dtype=FP16, m=9, n=999, reverse=True, values="far apart"),
+    "rows alike, both, of blocks": Case(BLOCKS, dtype=FP32, m=5, n=901, values="not finite", reverse=True, exclusive=True),
+    "rows alike, side by side": Case(TWO_WARPS, m=29, n=29, values="low ends"),
+    "rows anywhere": Case(TWO_WARPS, m=9, n=1003, apart=2, values="far apart"),
+    "rows anywhere, reversed": Case(rows_of(64, 64), dtype=FP16, m=11, n=251, apart=1, reverse=True, exclusive=True),
     "a ring": Case(RING, m=2, n=512 * 35 + 40),
     "a reversed ring": Case(NARROW, dtype=FP32, n=256 * 3 + 12, reverse=True, m=4),
     "a ring, far apart": Case(RING, n=512 * 5 + 40, values="far apart", exclusive=True),
@@ -95,6 +102,8 @@ MISTAKES = {
                                  "(s * ADDERS * VECTORS + v) * 32 + lane));\n          sum"),
     "groups of sums": ("a ring", "joined[i] = Op::of_lanes(joined[i]);", ";"),
     "published too early": ("blocks", "phase_wait(arrived, 0);", ""),
+    "what lies beside a row": ("rows alike", "if (at(v) == 0 || at(v) == vectors(r) - 1)", "if (at(v) == 0)"),
+    "what lies before a row": ("rows alike, reversed, far apart", "if (at(v) == 0 || at(v) == vectors(r) - 1)", "if (at(v) == 0)"),
     "a strip apart from its tile": ("a ring, far apart", "- at(0), lane, before);", "- at(0), lane, carry[entry]);"),
 }  # fmt: skip
 
@@ -108,7 +117,8 @@ class Rows(Launched):
         self.want = scan.reference(self.x.double(), -1, exclusive=case.exclusive, reverse=case.reverse)
         patch.setattr(scan.rows, "trial", case.config)
         patch.setattr(dispatch, "multiprocessors", lambda device: 3)
-        made = FORWARD.kernel("cuda").of((self.x,), scan, -1, case.exclusive, case.reverse, case.dtype)
+        with compiling_for(90, lambda *kernel: None):
+            made = FORWARD.kernel("cuda").of((self.x,), scan, -1, case.exclusive, case.reverse, case.dtype)
         assert bool(made.words) == ("TEAMS" in case.config)
         self.words = made.words
         self.cpp = f"""
@@ -161,7 +171,7 @@ def test_nothing_is_spilled(sm, dtype):
             assert spills_nothing(plan, sm)
 
 
-REFUSED = [bad(plan_of, Declined, "16 bytes", 4, 1001, FP32), bad(plan_of, Declined, "sm_90", 1, 2**15, FP32, 80)]
+REFUSED = [bad(plan_of, Declined, "registers hold none", 4, 2**20 + 1, FP32), bad(plan_of, Declined, "sm_90", 1, 2**15, FP32, 80)]
 
 
 def test_the_public_function_takes_it(monkeypatch):

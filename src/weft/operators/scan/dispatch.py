@@ -27,6 +27,7 @@ from weft.operators.scan.kernels import Formula, GradientInParts, RowsPlan, Scan
 
 COPY = "dimensions beside 'dim' that do not collapse into one stride each"
 LARGE = 2**20  # elements; of fewer, launching is what counts, and Triton's plans serve
+ANYWHERE = 128  # elements of a row from which on vectors that only part of is the row's pay
 PADDED = 512  # elements of a row from which on copies for its gradient pay
 ONE_TILE = 512 if INTERPRETING else 16384  # longer rows look back, or are walked
 WALKED, FEW = 640 if INTERPRETING else 2 * ONE_TILE, 2**16  # so long rows of tensors of so few elements are walked
@@ -342,6 +343,23 @@ def rows_unsupported(c: ScanCall) -> str:
     return ""
 
 
+def anywhere_unsupported(c: ScanCall) -> str:
+    """Why rows cannot be held in registers as the vectors of 16 bytes that they have parts of."""
+    if c.views is None:
+        return COPY
+    if c.dtype != c.x.dtype or any(v.K != 1 or v.n != 1 for v in c.views):
+        return "a result of another dtype than x, or elements along 'dim' that do not lie side by side"
+    config, most = c.config(c.op.rows), MAX_CLUSTER if c.sm >= 90 else 1
+    threads = 1024 if c.sm < 90 else config.get("THREADS", 0)
+    held = 32 * warps_of(_spanned(c) * 16, config.get("BYTES", 16)) <= most * threads
+    return "" if held else f"rows of {c.v.N} elements that do not begin on 16 bytes: registers hold none of them"
+
+
+def _spanned(c: ScanCall) -> int:
+    """Vectors of 16 bytes that a row has parts of, at most."""
+    return -(-c.v.N * c.x.element_size() // 16) + (vectors_unsupported(c) != "")
+
+
 def rows_launch(c: ScanCall) -> RowsPlan:
     config, element = c.config(c.op.rows), CTYPES[c.x.dtype]
     kind = f"{element}, {c.op.rows_kernel.type.format(element)}, {flags(c.reverse, c.exclusive)}"
@@ -351,16 +369,19 @@ def rows_launch(c: ScanCall) -> RowsPlan:
 def _rows(c: ScanCall, config: Config, kind: str) -> RowsPlan:
     """Whole rows in registers, up to BYTES a thread: several rows by a warp, or one by several warps or a cluster of blocks."""
     x, (v, y) = c.x, c.views
-    vectors, each = v.N * x.element_size() // 16, config["BYTES"] // 16
+    vectors, each = _spanned(c), config["BYTES"] // 16
     lanes = min(bucket(vectors), 32)
-    needed = warps_of(v.N * x.element_size(), config["BYTES"])
+    needed = warps_of(vectors * 16, config["BYTES"])
     threads = config["THREADS"] if c.sm >= 90 else max(config["THREADS"], 32 * needed)
     warps = min(needed, threads // 32)
     cluster = needed // warps
     held = -(-vectors // (lanes * needed))
     rows = max(each // held, 1) if cluster == 1 else 1
     blocks = cluster * -(-v.M // (threads // (32 * warps) * rows * (32 // lanes)))
-    kernel = f"scan_rows<{kind}, {lanes}, {held}, {rows}, {warps}, {threads}, {cluster}>"
+    alike = pointer_aligned(x) and (v.M == 1 or (v.m - y.m) * x.element_size() % 16 == 0)
+    begin = ", ALIKE" if alike else ", ANYWHERE"
+    begin = begin if vectors_unsupported(c) else ""
+    kernel = f"scan_rows<{kind}, {lanes}, {held}, {rows}, {warps}, {threads}, {cluster}{begin}>"
     strides = longs(v.M, v.N, v.m, y.m)
     return RowsPlan(CudaPlan(FOLDER / "scan.cu", kernel, (one_grid(blocks), 1), threads, strides, cluster))
 
@@ -557,6 +578,9 @@ FORWARD = Dispatch(
     Route("cuda", lambda c: c.large,
           "rows of adjacent elements: 16 bytes an access, rows in registers or in a ring of tiles with look-back",
           rows_launch, rows_unsupported),
+    Route("cuda", lambda c: c.large and c.v.N >= ANYWHERE,
+          "rows of adjacent elements that begin anywhere, in registers: the vectors of 16 bytes that they have parts of",
+          rows_launch, anywhere_unsupported),
     Route("cuda", lambda c: c.large and not c.few_rows,
           "columns side by side: 16 bytes an access, a block walks down its columns",
           lambda c: columns_plan(c.views, c.x, c.op, exclusive=c.exclusive, reverse=c.reverse), columns_unsupported),

@@ -132,9 +132,12 @@ template <typename T, int LANES, int VECTORS> struct Strip<T, Logarithm<T>, LANE
     total = {top, scan_lanes<Sum, LANES, VECTORS>(sum, before, lane)};
   }
 
-  // Whether the warp has a strip whose first sum is too small to carry the next ones.
-  template <bool REVERSE> __device__ __forceinline__ bool begins_low(u32 lane) const {
-    const float first = e[0][REVERSE ? COUNT - 1 : 0];
+  // Whether the warp has a strip whose first sum is too small to carry the next ones. `lacking`: elements of this lane's first vector,
+  // in the order of the scan, that come before the row's.
+  template <bool REVERSE> __device__ __forceinline__ bool begins_low(u32 lane, int lacking = 0) const {
+    float first = e[0][REVERSE ? COUNT - 1 : 0];
+#pragma unroll
+    for (int i = 1; i < COUNT; i++) first = i == lacking ? e[0][REVERSE ? COUNT - 1 - i : i] : first;
     return __any_sync(ALL, lane % LANES == 0 && first < Op::LEAST && top > -Op::LARGEST);  // nothing but -inf is in order
   }
 
@@ -166,6 +169,21 @@ __device__ __noinline__ void scan_apart(const T *x, T *y, int left, u32 lane, fl
     if (there) strip.w[0] = load<T, COUNT>(x + v * APART);
     strip.scan(lane, 0);
     if (there) store<T, COUNT>(y + v * APART, strip.template result<REVERSE, EXCLUSIVE>(0, carry));
+    carry = Op::join(carry, strip.total);
+  }
+}
+
+// The same of a row of n elements that begins anywhere, of which this lane's first vector is to have those from `first` on.
+template <typename T, bool REVERSE, bool EXCLUSIVE, int LANES, int VECTORS>
+__device__ __noinline__ void scan_apart_anywhere(const T *x, T *y, i64 first, i64 n, u32 lane, float carry) {
+  using Op = Logarithms<T>;
+  constexpr int COUNT = 16 / sizeof(T), APART = (REVERSE ? -LANES : LANES) * COUNT;
+#pragma unroll 1
+  for (int v = 0; v < VECTORS; v++, first += APART) {
+    Strip<T, Op, LANES, 1> strip;
+    strip.w[0] = load_elements<T, COUNT>(x, first, n, Op::NEUTRAL);
+    strip.scan(lane, 0);
+    store_elements<T, COUNT>(y, first, n, strip.template result<REVERSE, EXCLUSIVE>(0, carry));
     carry = Op::join(carry, strip.total);
   }
 }

@@ -21,7 +21,11 @@ __device__ __forceinline__ void barrier_arrive(u64 *barrier) {
 // x, y: [M, N], rows 16-byte aligned, N a multiple of 16 bytes. WARPS warps of a block share a row, each holding VECTORS * LANES
 // vectors of it, of ROWS rows at once (times 32 / LANES side by side); a block has THREADS / (32 * WARPS) such teams. Or a
 // cluster of BLOCKS blocks, each of one team, shares a row; then a block tells its total to those after it.
-template <typename T, typename Op, bool REVERSE, bool EXCLUSIVE, int LANES, int VECTORS, int ROWS, int WARPS, int THREADS, int BLOCKS>
+//
+// Rows that begin anywhere are held as the vectors that y's row has parts of: what these have beside the row is neutral, and is not written. x is
+// read by the same vectors where its rows begin ALIKE, else by elements.
+template <typename T, typename Op, bool REVERSE, bool EXCLUSIVE, int LANES, int VECTORS, int ROWS, int WARPS, int THREADS, int BLOCKS,
+          int BEGIN = ON_VECTORS>
 __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     scan_rows(const T *x, T *y, i64 M, i64 N, i64 x_row, i64 y_row) {
   using Held = Strip<T, Op, LANES, VECTORS>;
@@ -34,9 +38,12 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, team = threadIdx.x / (32 * WARPS);
   const u32 rank = BLOCKS > 1 ? cluster_rank() : 0;
   const i64 first = (i64(blockIdx.x / BLOCKS) * TEAMS + team) * (ROWS * SIDE) + lane / LANES;
-  const int vectors = int(N / COUNT);
+  const int whole = int(N / COUNT);
+  // Of row r: elements of its first vector that come before it; the vectors that it has parts of.
+  auto skipped = [&](int r) { return BEGIN ? int(reinterpret_cast<u64>(y + (first + r * SIDE) * y_row) / sizeof(T) % COUNT) : 0; };
+  auto vectors = [&](int r) { return BEGIN ? int((skipped(r) + N + COUNT - 1) / COUNT) : whole; };
   auto at = [&](int v) { return int(((rank * WARPS + warp) * VECTORS + v) * LANES + lane % LANES); };  // in the scan's order
-  auto offset = [&](int v) { return i64(REVERSE ? vectors - 1 - at(v) : at(v)) * COUNT; };
+  auto offset = [&](int r, int v) { return i64(REVERSE ? vectors(r) - 1 - at(v) : at(v)) * COUNT - skipped(r); };
 
   if constexpr (BLOCKS > 1) {
     if (threadIdx.x == 0) {
@@ -52,8 +59,20 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
     for (int v = 0; v < VECTORS; v++) {  // all loads before any use
       const i64 row = first + r * SIDE;
       held[r].w[v] = vector_of<T, COUNT>(Op::NEUTRAL);
-      if (row < M && at(v) < vectors) held[r].w[v] = load_stream<T, COUNT>(x + row * x_row + offset(v));
+      if (row < M && at(v) < vectors(r)) {
+        if constexpr (BEGIN == ANYWHERE)
+          held[r].w[v] = load_elements<T, COUNT>(x + row * x_row, offset(r, v), N, Op::NEUTRAL);
+        else
+          held[r].w[v] = load_stream<T, COUNT>(x + row * x_row + offset(r, v));
+      }
     }
+  if constexpr (BEGIN == ALIKE) {
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+      for (int v = 0; v < VECTORS; v++)
+        if (at(v) == 0 || at(v) == vectors(r) - 1) held[r].w[v] = of_row<T, COUNT>(held[r].w[v], offset(r, v), N, Op::NEUTRAL);
+  }
   Total carry[ROWS];
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
@@ -76,18 +95,28 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
 #pragma unroll
   for (int r = 0; r < ROWS; r++) {
     if constexpr (Op::OF_SUMS) {
-      if (held[r].template begins_low<REVERSE>(lane)) {
+      const int lacking = !BEGIN || at(0) ? 0 : REVERSE ? int(vectors(r) * COUNT - skipped(r) - N) : skipped(r);
+      if (held[r].template begins_low<REVERSE>(lane, lacking)) {
         const i64 row = first + r * SIDE;
-        scan_apart<T, REVERSE, EXCLUSIVE, LANES, VECTORS>(x + row * x_row + offset(0), y + row * y_row + offset(0),
-                                                          row < M ? vectors - at(0) : 0, lane, Op::value(carry[r]));
+        if constexpr (BEGIN)
+          scan_apart_anywhere<T, REVERSE, EXCLUSIVE, LANES, VECTORS>(x + row * x_row, y + row * y_row, offset(r, 0), row < M ? N : 0, lane,
+                                                                     Op::value(carry[r]));
+        else
+          scan_apart<T, REVERSE, EXCLUSIVE, LANES, VECTORS>(x + row * x_row + offset(r, 0), y + row * y_row + offset(r, 0),
+                                                            row < M ? vectors(r) - at(0) : 0, lane, Op::value(carry[r]));
         continue;
       }
     }
 #pragma unroll
     for (int v = 0; v < VECTORS; v++) {
       const i64 row = first + r * SIDE;
-      if (row < M && at(v) < vectors)
-        store<T, COUNT>(y + row * y_row + offset(v), held[r].template result<REVERSE, EXCLUSIVE>(v, carry[r]));
+      if (row < M && at(v) < vectors(r)) {
+        const Words<T, COUNT> made = held[r].template result<REVERSE, EXCLUSIVE>(v, carry[r]);
+        if constexpr (BEGIN)
+          store_elements<T, COUNT>(y + row * y_row, offset(r, v), N, made);
+        else
+          store<T, COUNT>(y + row * y_row + offset(r, v), made);
+      }
     }
   }
 }
