@@ -72,6 +72,7 @@ CASES = {
     "rows alike, reversed, far apart": Case(TWO_WARPS, dtype=FP16, m=9, n=999, reverse=True, values="far apart"),
     "rows alike, both, of blocks": Case(BLOCKS, dtype=FP32, m=5, n=901, values="not finite", reverse=True, exclusive=True),
     "rows alike, side by side": Case(TWO_WARPS, m=29, n=29, values="low ends"),
+    "rows alike, reversed": Case(TWO_WARPS, m=9, n=999, reverse=True),
     "rows anywhere": Case(TWO_WARPS, m=9, n=1003, apart=2, values="far apart"),
     "rows anywhere, reversed": Case(rows_of(64, 64), dtype=FP16, m=11, n=251, apart=1, reverse=True, exclusive=True),
     "a ring": Case(RING, m=2, n=512 * 35 + 40),
@@ -102,8 +103,8 @@ MISTAKES = {
                                  "(s * ADDERS * VECTORS + v) * 32 + lane));\n          sum"),
     "groups of sums": ("a ring", "joined[i] = Op::of_lanes(joined[i]);", ";"),
     "published too early": ("blocks", "phase_wait(arrived, 0);", ""),
-    "what lies beside a row": ("rows alike", "if (at(v) == 0 || at(v) == vectors(r) - 1)", "if (at(v) == 0)"),
-    "what lies before a row": ("rows alike, reversed, far apart", "if (at(v) == 0 || at(v) == vectors(r) - 1)", "if (at(v) == 0)"),
+    "what lies before a row": ("rows alike", "if (at(0) == 0) held", "if (false) held"),
+    "what lies behind a reversed row": ("rows alike, reversed", "if (at(0) == 0) held", "if (false) held"),
     "a strip apart from its tile": ("a ring, far apart", "- at(0), lane, before);", "- at(0), lane, carry[entry]);"),
 }  # fmt: skip
 

@@ -22,7 +22,7 @@ __device__ __forceinline__ void barrier_arrive(u64 *barrier) {
 // vectors of it, of ROWS rows at once (times 32 / LANES side by side); a block has THREADS / (32 * WARPS) such teams. Or a
 // cluster of BLOCKS blocks, each of one team, shares a row; then a block tells its total to those after it.
 //
-// Rows that begin anywhere are held as the vectors that y's row has parts of: what these have beside the row is neutral, and is not written. x is
+// Rows that begin anywhere are held as the vectors that y's row has parts of; what these have beside the row is not written. x is
 // read by the same vectors where its rows begin ALIKE, else by elements.
 template <typename T, typename Op, bool REVERSE, bool EXCLUSIVE, int LANES, int VECTORS, int ROWS, int WARPS, int THREADS, int BLOCKS,
           int BEGIN = ON_VECTORS>
@@ -66,12 +66,10 @@ __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
           held[r].w[v] = load_stream<T, COUNT>(x + row * x_row + offset(r, v));
       }
     }
-  if constexpr (BEGIN == ALIKE) {
+  if constexpr (BEGIN == ALIKE) {  // what lies behind a row in the order of the scan takes part in nothing that is written
 #pragma unroll
     for (int r = 0; r < ROWS; r++)
-#pragma unroll
-      for (int v = 0; v < VECTORS; v++)
-        if (at(v) == 0 || at(v) == vectors(r) - 1) held[r].w[v] = of_row<T, COUNT>(held[r].w[v], offset(r, v), N, Op::NEUTRAL);
+      if (at(0) == 0) held[r].w[0] = of_row<T, COUNT>(held[r].w[0], offset(r, 0), N, Op::NEUTRAL);
   }
   Total carry[ROWS];
 #pragma unroll
