@@ -161,14 +161,19 @@ def reduce_tiles(
         x_ptr = tl.max_contiguous(tl.multiple_of(x_ptr, [16, 16, 16]), [1, REACH, 1])
         vector = n // VECTOR * VECTOR + at.to(tl.int32)
         n += at.to(tl.int32) - skipped
-        for _ in range(0, tl.minimum(N - at, CHUNK).to(tl.int32), REACH * UNROLL):
-            for u in tl.static_range(UNROLL):
-                some = there & (vector + u * REACH < span + skipped)
-                x = tl.load(x_ptr + u * REACH, mask=some, other=OTHER).to(tl.float32)
-                inside = (n + u * REACH).to(tl.uint32, bitcast=True) < span.to(tl.uint32)  # so not negative either
-                if APART > 1:
-                    inside &= (n + u * REACH) % APART == 0
-                total = COMBINE(total, MAP(tl.where(inside, x, OTHER), y))
+        left = (span - at).to(tl.int32)  # of a row that begins on its first vector, and so of any row
+        for start in range(0, tl.minimum(N - at, CHUNK).to(tl.int32), REACH * UNROLL):
+            if ROWS == 1 and APART == 1 and (start + at > 0) & (start + REACH * UNROLL <= left):  # all of this row
+                for u in tl.static_range(UNROLL):
+                    total = COMBINE(total, MAP(tl.load(x_ptr + u * REACH).to(tl.float32), y))
+            else:
+                for u in tl.static_range(UNROLL):
+                    some = there & (vector + u * REACH < span + skipped)
+                    x = tl.load(x_ptr + u * REACH, mask=some, other=OTHER).to(tl.float32)
+                    inside = (n + u * REACH).to(tl.uint32, bitcast=True) < span.to(tl.uint32)  # so not negative either
+                    if APART > 1:
+                        inside &= (n + u * REACH) % APART == 0
+                    total = COMBINE(total, MAP(tl.where(inside, x, OTHER), y))
             x_ptr += REACH * UNROLL
             vector += REACH * UNROLL
             n += REACH * UNROLL
@@ -271,6 +276,7 @@ def gradient_tiles(
 SHORT = 8  # extents up to here may be walked in registers, one element of each result at a time
 LONGEST = 2**18  # extents beyond are configured alike
 FEW = 2**16  # elements that are not worth a second launch
+LOOSE = 8192  # elements of rows that begin anywhere from which on they are read by vectors that they have parts of
 MANY, PROGRAMS = 2**22, 8  # elements that are worth so many programs for each multiprocessor
 
 
@@ -417,11 +423,11 @@ def tiling(v: AxisView, device: torch.device, dtype: torch.dtype, kinds: tuple[C
 
 
 def vector_tiling(v: AxisView, x: Tensor) -> tuple[AxisView, Tiling] | None:
-    """How rows are read of which x has every other element, or long ones of 16 bits an element that begin anywhere: by
-    vectors that span them. None for other views."""
+    """How rows are read of which x has every other element, or long ones that begin anywhere: by vectors that span them. None
+    for other views."""
     size = x.element_size()
     vector = 16 // size
-    loose = v.n == 1 and size == 2 and v.N > 8192 and (v.unit() == 1 or not pointer_aligned(x))
+    loose = v.n == 1 and v.N > LOOSE and (v.unit() * size < 8 or not pointer_aligned(x))
     if v.K > 1 or v.M == 1 or v.N < 64 or v.N * v.n >= 2**31 - 2**16 or not (v.n == 2 or loose):
         return None
     apart, v = v.n, replace(v, N=(v.N - 1) * v.n + vector, n=1)
