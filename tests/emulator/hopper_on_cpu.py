@@ -50,10 +50,6 @@ class Case:
     beta: float = 1.0
     gamma: float = 1.0
 
-    @property
-    def loose(self) -> bool:
-        return self.n * self.out.itemsize % 16 > 0
-
 
 class OnGpu(torch.Tensor):
     """A tensor that says it is on a GPU."""
@@ -129,7 +125,7 @@ class Product:
                 self.a, self.b, case.out,
                 gemm.Epilogue(*counts, case.scales == "blocks", case.biased, case.activation, case.amax),
                 case.two_levels, residual=self.residual if case.residual else None, up=self.up if case.gated else None,
-                n=case.n, loose=case.loose,
+                n=case.n, loose=True,
             )  # fmt: skip
 
         assert bool(self.plan.parts) == case.stream
@@ -147,6 +143,11 @@ class Product:
             made = torch.randn(room, generator=self.random).to(dtype)
         made = made[..., : shape[-1]]
         return made if letter == "N" else made.mT
+
+    @property
+    def loose(self) -> bool:
+        """Whether rows of C begin anywhere, so that no map is of it."""
+        return self.c.shape[-1] * self.c.itemsize % 16 > 0
 
     @property
     def codes(self) -> bool:
@@ -185,13 +186,13 @@ class Product:
 
     @property
     def launch(self) -> str:
-        return (LAUNCH_LOOSE if self.case.loose else LAUNCH).replace("KERNEL", self.plan.launch.expression)
+        return (LAUNCH_LOOSE if self.loose else LAUNCH).replace("KERNEL", self.plan.launch.expression)
 
     def job(self) -> bytes:
         mapped = (self.a, self.b, self.up, self.residual, self.c)
         tensors = (*mapped, self.a_scale, self.b_scale, self.bias, self.amax, self.workspace, self.flags)
         numbers = [4 if (self.case.k == 0 and i < 3) or t is self.c else i for i, t in enumerate(mapped)]
-        numbers[3:] = [0, 0] if self.case.loose else numbers[3:]
+        numbers[3:] = [0, 0] if self.loose else numbers[3:]
         maps, shape, factors = packed_maps(self.scalars, {number: tensors[number] for number in numbers}, numbers)
         groups = [bytes_of(t) for t in (self.offsets, self.order)]
         made = job(

@@ -183,6 +183,10 @@ MISTAKES = {
     "a residual for whoever computes": (STREAMED["streamed: a residual"], "thread == 0 && walk.from == 0", "thread == 0"),
     "scales from the first stage on": (
         STREAMED["streamed: in blocks"], "shape.m - 1)) * depths + walk.from", "shape.m - 1)) * depths"),
+    "rows that begin anywhere not swizzled": (LOOSE["loose, cluster of 2"], "(i ^ r * PITCH / LINE) % CHUNKS", "i % CHUNKS"),
+    "the first elements of such a row left out": (LOOSE["loose, cluster of 2"], "if (e < min(before, left)) element(e);", ""),
+    "the last elements of such a row left out": (LOOSE["loose, cluster of 2"], "if (end + e < left) element(end + e);", ""),
+    "such rows of the first matrix": (LOOSE["rows of 135 begin anywhere, NT"], "i64(matrix) * shape.m", "i64(0)"),
     "codes' rows not swizzled": (CODES["codes"], "vector_of_c(r, j / 2) +", "place_of_c + r * PITCH + j / 2 * 16 +"),
     "codes in the wrong half of 16 bytes": (CODES["codes"], "j % 2 * 8 + lane", "(1 - j % 2) * 8 + lane"),
     "codes of a scale that is multiplied by": (CODES["codes"], "1.f / *a_scale", "*a_scale"),

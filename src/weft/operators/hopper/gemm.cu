@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   static_assert(GROUPED == WHOLE || (sizeof(T) == 2 && sizeof(O) == 2 && !SCALES && !RESIDUAL && !AMAX && !STREAM && !SYMMETRIC),
                 "groups are of 16-bit floats, and of whole tiles");
   static_assert(GROUPED != TERMS_IN_GROUPS || (A_ACROSS && B_ACROSS && !BIASED && !GATED), "terms are rows of A and B");
-  static_assert(!LOOSE || (sizeof(O) == 2 && !RESIDUAL && !SYMMETRIC && GROUPED == WHOLE), "TMA takes no residual of such rows");
+  static_assert(!LOOSE || (sizeof(O) == 2 && !RESIDUAL && !SYMMETRIC && GROUPED != TERMS_IN_GROUPS), "TMA takes no residual of such rows");
   extern __shared__ __align__(1024) unsigned char dynamic[];  // all there is: the swizzle asks for 1024 bytes' alignment
   unsigned char *ring = dynamic, *out = ring + STAGES * STAGE;
   u64 *full = reinterpret_cast<u64 *>(out + 2 * STAGED * ATOM), *empty = full + STAGES, *residual = empty + STAGES;
@@ -339,9 +339,10 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
           for (int i = 0; i < HELD * 16; i += TOGETHER) {
             const int r = 16 * warp + i % 16 + lane / CHUNKS, x = column + (held + i / 16) * SLAB;
+            const i64 at = row + r + (GROUPED == WHOLE ? i64(matrix) * shape.m : 0);
+            const bool there = row + r < (GROUPED == WHOLE ? shape.m : tiles.end);
             unsigned short *const c = reinterpret_cast<unsigned short *>(const_cast<i64 *>(order));
-            store_loose<PITCH>(c + (i64(matrix) * shape.m + row + r) * shape.n + x, row + r < shape.m ? min(shape.n - x, SLAB) : 0,
-                               lane % CHUNKS, staged + i / 16 * ATOM, r);
+            store_loose<PITCH>(c + at * shape.n + x, there ? min(shape.n - x, SLAB) : 0, lane % CHUNKS, staged + i / 16 * ATOM, r);
           }
           continue;
         }

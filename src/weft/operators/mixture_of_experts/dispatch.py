@@ -192,7 +192,7 @@ def rows_unsupported(x: Tensor, w: Tensor, gated: bool, bias: Tensor | None = No
         return "no terms: nothing to multiply"
     halves = w.chunk(2, 1) if gated else (w,)
     for half in halves:
-        if reason := gemm.why_not(x, half.transpose(1, 2), x.dtype):
+        if reason := gemm.why_not(x, half.transpose(1, 2), x.dtype, loose=True):
             return reason
     if bias is not None and not bias.is_contiguous():
         return "a bias that is not contiguous"
@@ -221,7 +221,7 @@ def _too_many(rows_of_tiles: int, columns: int) -> str:
 class GroupedPlan:
     """A launch on tensors of the forms that it was made for."""
 
-    maps: tuple[Maps, Maps, Maps, Maps]  # of A, B, what stands beside B (up), and C
+    maps: tuple[Maps, ...]  # of A, B, what stands beside B (up), and of C where TMA stores it
     shape: Shape
     launch: CudaPlan
 
@@ -234,20 +234,20 @@ class GroupedPlan:
         launch(c, c, c if bias is None else bias, c, c, c, offsets, order)
 
     def scalars(self, a: Tensor, b: Tensor, up: Tensor, c: Tensor) -> tuple[Any, ...]:
-        of_a, of_b, of_up, of_c = (of(t) for of, t in zip(self.maps, (a, b, up, c), strict=True))
+        of_a, of_b, of_up, of_c = (of(t) for of, t in zip((*self.maps, self.maps[0])[:4], (a, b, up, c if self.maps[3:] else a), strict=True))
         return (of_a, of_b, of_up, of_c, of_c, self.shape, Factors(0, 0, 1.0, 1.0, 1.0))
 
 
 def _launch(
     device: torch.device, dtype: torch.dtype, c: Config, across: tuple[bool, bool], biased: bool, gated: bool, grouped: str,
-    tiles: int,
+    tiles: int, *, loose: bool = False,
 ) -> CudaPlan:  # fmt: skip
     """Of at most so many tiles of a cluster."""
     cluster, of = c["CLUSTER"], TYPES[dtype]
     a_across, b_across, bias, gate, abreast = (str(bool(f)).lower() for f in (*across, biased, gated, c["ABREAST"]))
     kernel = (
         f"matmul_hopper<{of}, {of}, {c['COLUMNS']}, {c['STAGES']}, {cluster}, {a_across}, {b_across}, UNSCALED, false, {bias}, "
-        f"{'SILU' if gated else 'NONE'}, false, {gate}, false, false, false, false, {of}, {grouped}, {abreast}>"
+        f"{'SILU' if gated else 'NONE'}, false, {gate}, false, false, false, false, {of}, {grouped}, {abreast}{', true' if loose else ''}>"
     )
     grid = min(tiles, multiprocessors(device) // cluster) * cluster
     shared = tile_sizes.shared_bytes(c, 2, gated)
@@ -276,8 +276,8 @@ def hopper_rows(x: Tensor, w: Tensor, biased: bool, gated: bool) -> GroupedPlan:
     y = torch.empty((r, n), dtype=x.dtype, device="meta")
     box_of_a = (64, DEPTH) if across[0] else (DEPTH, 64 if c["ABREAST"] else ROWS)
     most = (r // height + e + 1) * -(-n // width)
-    launch = _launch(x.device, x.dtype, c, across, biased, gated, "ROWS_IN_GROUPS", most)
-    maps = (Maps(x, across[0], box_of_a), of_b, of_b, FirstRows(y, (64, 64)))
+    launch = _launch(x.device, x.dtype, c, across, biased, gated, "ROWS_IN_GROUPS", most, loose=n % 8 > 0)
+    maps = (Maps(x, across[0], box_of_a), of_b, of_b, *([] if n % 8 else [FirstRows(y, (64, 64))]))
     return GroupedPlan(maps, Shape(r, n, k, e, c["GROUP"], 0, 0, 0), launch)
 
 
