@@ -172,7 +172,10 @@ def test_nothing_is_spilled(sm, dtype):
             assert spills_nothing(plan, sm)
 
 
-REFUSED = [bad(plan_of, Declined, "registers hold none", 4, 2**20 + 1, FP32), bad(plan_of, Declined, "sm_90", 1, 2**15, FP32, 80)]
+REFUSED = [
+    bad(plan_of, Declined, "registers hold none", 4, 2**20 + 1, FP32),
+    bad(plan_of, Declined, "sm_90", 1, 2**15, FP32, 80),
+]
 
 
 def test_the_public_function_takes_it(monkeypatch):

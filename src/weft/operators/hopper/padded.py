@@ -1,6 +1,6 @@
 """Products of 16-bit matrices of odd sizes, or whose rows begin anywhere: cuBLAS falls to a quarter of its rate there, and TMA
-does not take them. What does not fit is copied to rows that begin on 16 bytes. Large products are Hopper's main loop's, which stores
-rows that begin anywhere; results of cuBLAS's are copied too."""
+does not take them. What does not fit is copied to rows that begin on 16 bytes. Large products are Hopper's main loop's, which
+stores rows that begin anywhere; results of cuBLAS's are copied too."""
 
 import math
 

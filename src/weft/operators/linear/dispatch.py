@@ -201,8 +201,8 @@ class HopperLaunch:
 
 
 class Copies:
-    """A linear layer's tensors with rows that begin on 16 bytes: copies of those that TMA does not take, and, unless the main
-    loop stores rows that begin anywhere, of all that have a row or column for each of the N results where 8 does not divide N."""
+    """A linear layer's tensors with rows that begin on 16 bytes: copies of those that TMA does not take, and of all that have a
+    row or column for each of the N results where 8 does not divide N, unless the main loop stores such rows."""
 
     def __init__(self, c: LinearCall):
         self.parts = 2 if c.activation.gated else 1  # of weight and bias: gate and up

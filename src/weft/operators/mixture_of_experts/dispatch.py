@@ -234,7 +234,9 @@ class GroupedPlan:
         launch(c, c, c if bias is None else bias, c, c, c, offsets, order)
 
     def scalars(self, a: Tensor, b: Tensor, up: Tensor, c: Tensor) -> tuple[Any, ...]:
-        of_a, of_b, of_up, of_c = (of(t) for of, t in zip((*self.maps, self.maps[0])[:4], (a, b, up, c if self.maps[3:] else a), strict=True))
+        of_a, of_b, of_up, of_c = (
+            of(t) for of, t in zip((*self.maps, self.maps[0])[:4], (a, b, up, c if self.maps[3:] else a), strict=True)
+        )
         return (of_a, of_b, of_up, of_c, of_c, self.shape, Factors(0, 0, 1.0, 1.0, 1.0))
 
 
@@ -244,10 +246,11 @@ def _launch(
 ) -> CudaPlan:  # fmt: skip
     """Of at most so many tiles of a cluster."""
     cluster, of = c["CLUSTER"], TYPES[dtype]
-    a_across, b_across, bias, gate, abreast = (str(bool(f)).lower() for f in (*across, biased, gated, c["ABREAST"]))
+    flags = (*across, biased, gated, c["ABREAST"], loose)
+    a_across, b_across, bias, gate, abreast, anywhere = (str(bool(f)).lower() for f in flags)
     kernel = (
         f"matmul_hopper<{of}, {of}, {c['COLUMNS']}, {c['STAGES']}, {cluster}, {a_across}, {b_across}, UNSCALED, false, {bias}, "
-        f"{'SILU' if gated else 'NONE'}, false, {gate}, false, false, false, false, {of}, {grouped}, {abreast}{', true' if loose else ''}>"
+        f"{'SILU' if gated else 'NONE'}, false, {gate}, false, false, false, false, {of}, {grouped}, {abreast}, {anywhere}>"
     )
     grid = min(tiles, multiprocessors(device) // cluster) * cluster
     shared = tile_sizes.shared_bytes(c, 2, gated)
