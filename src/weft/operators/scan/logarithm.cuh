@@ -176,14 +176,14 @@ __device__ __noinline__ void scan_apart(const T *x, T *y, int left, u32 lane, fl
 // The same of a row of n elements that begins anywhere, of which this lane's first vector is to have those from `first` on.
 template <typename T, bool REVERSE, bool EXCLUSIVE, int LANES, int VECTORS>
 __device__ __noinline__ void scan_apart_anywhere(const T *x, T *y, i64 first, i64 n, u32 lane, float carry) {
-  using Op = Logarithms<T>;
-  constexpr int COUNT = 16 / sizeof(T), APART = (REVERSE ? -LANES : LANES) * COUNT;
+  constexpr int COUNT = 16 / sizeof(T), STEP = LANES * COUNT;
 #pragma unroll 1
-  for (int v = 0; v < VECTORS; v++, first += APART) {
-    Strip<T, Op, LANES, 1> strip;
-    strip.w[0] = load_elements<T, COUNT>(x, first, n, Op::NEUTRAL);
+  for (int v = 0; v < VECTORS; v++) {
+    Strip<T, Logarithms<T>, LANES, 1> strip;
+    strip.w[0] = load_elements<T, COUNT>(x, first, n, Logarithms<T>::NEUTRAL);
     strip.scan(lane, 0);
     store_elements<T, COUNT>(y, first, n, strip.template result<REVERSE, EXCLUSIVE>(0, carry));
-    carry = Op::join(carry, strip.total);
+    carry = Logarithms<T>::join(carry, strip.total);
+    first += REVERSE ? -STEP : STEP;
   }
 }
