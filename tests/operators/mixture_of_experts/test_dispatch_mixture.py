@@ -32,8 +32,8 @@ def launched(monkeypatch):
     names = []
     rows_of, terms_of = dispatch.hopper_rows, dispatch.hopper_terms
 
-    def rows(x, w, biased, gated):
-        rows_of(x, w, biased, gated)
+    def rows(x, w, biased, gated, device=None):
+        rows_of(x, w, biased, gated, device)
 
         def plan(x, gate, up, y, offsets, bias=None):
             names.append("gated rows" if gated else "rows")
@@ -151,12 +151,25 @@ def test_the_public_function_takes_it_on_hopper():
         with compiling_for(sm, lambda *kernel: None):
             assert grouped_matmul.choose(x, w, offsets).implementation == taken
             assert grouped_matmul.choose(x, w, offsets, direction="backward").implementation == taken
-            assert grouped_matmul.choose(x, w[:, :20], offsets).implementation == taken, (
-                "rows of results begin anywhere"
-            )
-            assert (
-                grouped_matmul.choose(x.new_empty(20, 12), w.new_empty(3, 24, 12), offsets).implementation == "triton"
-            )
+            of = lambda rows, n, k: grouped_matmul.choose(x.new_empty(rows, k), w.new_empty(3, n, k), offsets)  # noqa: E731
+            assert of(20, 20, 16).implementation == taken, "rows of results begin anywhere"
+            assert of(20, 24, 12).implementation == "triton", "copies of so little do not pay"
+            assert of(2000, 1087, 535).implementation == taken
+            assert ("copies" in of(2000, 1087, 535).reason) == (sm == 90)
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("activation", [None, "swiglu"])
+@pytest.mark.parametrize("rows, columns", [(12, 12), (13, 13), (16, 13), (13, 16)])
+def test_copies_of_rows_that_begin_anywhere(launched, rows, columns, activation):
+    """Of x, of w, of both: cut from matrices that have so many columns."""
+    x, w, bias = random(20, rows)[:, :12], random(3, 22, columns, seed=1)[..., :12], random(3, 22, seed=2)
+    call = (x, w, bias), 20, False, activation is not None, False
+    y = torch.full((20, 11 if activation else 22), torch.nan, dtype=FP16, device=DEVICE)
+    dispatch.GROUPED.kernel("cuda").of(*call)(x, w, OFFSETS, x, bias, y, y)
+    want = reference(x, w, OFFSETS, bias=bias, activation=activation)
+    torch.testing.assert_close(y[:18], want[:18], rtol=5e-3, atol=5e-3)
+    assert launched == ["gated rows" if activation else "rows"]
 
 
 @pytest.mark.gpu

@@ -11,7 +11,9 @@ from tensors import random
 from where import DEVICE, printed
 
 from weft import ops, registry
+from weft.operators.axis_view import axis_views
 from weft.operators.reduction import extremum_mask
+from weft.operators.reduction.kernels import vector_tiling
 
 pytestmark = pytest.mark.device
 
@@ -220,6 +222,19 @@ def test_the_first_of_equals_is_found(values, shape, dim, dtype):
     hits = (along == best) | (along.isnan() & best.isnan())
     want = torch.where(hits, torch.arange(along.shape[-1]), 2**62).amin(-1)
     assert torch.equal(ops.argmax(x.to(DEVICE), dim).cpu(), want)
+
+
+@pytest.mark.parametrize(("dtype", "n", "apart", "taken"), [
+    (torch.bfloat16, 4095, 4095, False), (torch.bfloat16, 4097, 4097, True), (torch.bfloat16, 4098, 4098, True),
+    (torch.bfloat16, 4100, 4100, False), (torch.float16, 4096, 4099, True), (torch.float32, 16383, 16383, False),
+    (torch.float32, 16385, 16385, True), (torch.float32, 16386, 16386, True), (torch.float32, 16388, 16388, False),
+])  # fmt: skip
+def test_long_rows_that_begin_anywhere_are_read_by_vectors(dtype, n, apart, taken):
+    """Rows of 16 bits on 8 bytes are as fast without."""
+    x = torch.randint(-2, 3, (3, apart)).to(dtype)[:, :n]
+    (v,) = axis_views(x, 1)
+    assert (vector_tiling(v, x) is not None) == taken
+    assert torch.equal(ops.sum(x.to(DEVICE), 1).cpu().float(), x.float().sum(1).to(dtype).float())
 
 
 # Compiles what a process that interprets cannot: instructions and 16-byte loads between the labels of each kernel.

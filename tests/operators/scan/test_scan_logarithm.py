@@ -104,7 +104,8 @@ MISTAKES = {
     "groups of sums": ("a ring", "joined[i] = Op::of_lanes(joined[i]);", ";"),
     "published too early": ("blocks", "phase_wait(arrived, 0);", ""),
     "nothing before a strip apart, anywhere": ("rows anywhere", "carry = Logarithms<T>::join(carry, strip.total);", ""),
-    "the wrong way through a strip apart": ("rows alike, reversed, far apart", "first += REVERSE ? -STEP : STEP;", "first += STEP;"),
+    "the wrong way through a strip apart": (
+        "rows alike, reversed, far apart", "first += REVERSE ? -STEP : STEP;", "first += STEP;"),
     "what lies before a row": ("rows alike", "if (at(0) == 0) held", "if (false) held"),
     "what lies behind a reversed row": ("rows alike, reversed", "if (at(0) == 0) held", "if (false) held"),
     "a strip apart from its tile": ("a ring, far apart", "- at(0), lane, before);", "- at(0), lane, carry[entry]);"),

@@ -1,6 +1,6 @@
 """Products of 16-bit matrices of odd sizes, or whose rows begin anywhere: cuBLAS falls to a quarter of its rate there, and TMA
-does not take them. What does not fit is copied to rows that begin on 16 bytes. Large products are Hopper's main loop's, which
-stores rows that begin anywhere; results of cuBLAS's are copied too."""
+does not take them. cuBLAS multiplies copies, filled up to multiples of 8, of what does not fit, and so is the result copied; or
+Hopper's main loop stores rows that begin anywhere, and only operands are copied."""
 
 import math
 
@@ -17,10 +17,10 @@ from weft.operators.launch import Plan, Plans, target_sm
 NOTHING = "sizes are multiples of 8 and rows begin on 16 bytes: nothing needs a copy"
 # On an H200: multiplications in a microsecond that aligned rows save, elements copied in one, and a copy's launch in µs.
 PRODUCTS, COPIES, LAUNCH = 8e7, 8e5, 3.0
-# multiplications below which cuBLAS was ahead of our loop wherever it was measured on an H200, by up to three times where
-# K is long and tiles are few
-SMALL = 4e9
 TILE = 128  # rows and columns of the tiles in which cuBLAS multiplies where rows begin anywhere
+# On an H200, of the main loop: multiplications that cost a microsecond more than cuBLAS's at aligned sizes, where TMA stores
+# the result and where warps do; elements that warps store in one; elements of a result whose tiles occupy the GPU.
+BY_TMA, BY_WARPS, STORES, FILLED = 4e9, 1.4e9, 2e6, 10**6
 
 
 @triton.jit
@@ -84,25 +84,12 @@ def whole(t: Tensor) -> bool:
     return fits(t) and t.shape[-1] % 8 == 0
 
 
-def by_loop(a: Tensor, b: Tensor) -> bool:
-    """Whether Hopper's main loop multiplies what a copy helps. Batches only where cuBLAS's result would be copied."""
-    if a.dtype not in SIXTEEN_BITS or target_sm(a.device) != 90 or a.numel() * b.shape[-1] < SMALL:
-        return False
-    return a.ndim == 2 or (b.shape[-1] % 8 > 0 and 0 not in (a.stride(0), b.stride(0)))
-
-
 def copied(a: Tensor, b: Tensor) -> list[int]:
     """Elements of each copy that a [.., M, K] times b [.., K, N] needs."""
-    if by_loop(a, b):
-        return [t.numel() for t in (a, b) if not fits(t)]
     m, n = a.shape[-2], b.shape[-1]
     results = a.shape[:-2].numel() * m * n
     operands = [alone(a).numel()] * (not whole(a)) + [alone(b).numel()] * (not (whole(b) and whole(b.mT)))
     return operands + [results] * (n % 8 > 0)
-
-
-def needed(a: Tensor, b: Tensor) -> bool:
-    return bool(copied(a, b)) or (b.shape[-1] % 8 > 0 and by_loop(a, b))
 
 
 def multiplied(a: Tensor, b: Tensor) -> int:
@@ -113,56 +100,82 @@ def multiplied(a: Tensor, b: Tensor) -> int:
     return (tiles if matrices == 1 else max(tiles, MULTIPROCESSORS)) * TILE * TILE * a.shape[-1]
 
 
+def copying(elements: list[int]) -> float:
+    """Microseconds of copies of so many elements each."""
+    return sum(elements) / COPIES + LAUNCH * len(elements)
+
+
 def pays(a: Tensor, b: Tensor) -> bool:
-    """Whether copies, or the main loop's stores, are needed, and take less than what cuBLAS loses."""
+    """Whether copies are needed, and take less than what cuBLAS loses."""
     elements = copied(a, b)
-    return needed(a, b) and multiplied(a, b) / PRODUCTS > sum(elements) / COPIES + LAUNCH * len(elements)
+    return bool(elements) and multiplied(a, b) / PRODUCTS > copying(elements)
+
+
+def by_loop(a: Tensor, b: Tensor) -> bool:
+    """Whether Hopper's main loop takes less than cuBLAS with copies and without. Times are beyond cuBLAS's at aligned sizes."""
+    if a.dtype not in SIXTEEN_BITS or target_sm(a.device) != 90 or not (elements := copied(a, b)):
+        return False
+    (m, k), n, matrices = a.shape[-2:], b.shape[-1], a.shape[:-2].numel()
+    if matrices * m * n < FILLED or (a.ndim == 3 and (n % 8 == 0 or 0 in (a.stride(0), b.stride(0)))):
+        return False  # few tiles of long sums; batches with aligned results, or with one matrix for all, are cuBLAS's
+    tiled = matrices * up_to(m, TILE if m <= TILE else 2 * TILE) * up_to(n, TILE)
+    loop = copying([t.numel() for t in (a, b) if not fits(t)]) + LAUNCH
+    loop += tiled * k / BY_WARPS + tiled / STORES if n % 8 else tiled * k / BY_TMA
+    return loop < min(copying(elements), multiplied(a, b) / PRODUCTS)
 
 
 class PaddedPlan:
-    """c = a · b for 16-bit a [.., M, K], b [.., K, N] with at most one batch dimension, and a contiguous c. ``cublas``: by that
-    in any case."""
+    """c = a · b by cuBLAS for 16-bit a [.., M, K], b [.., K, N] with at most one batch dimension, and a contiguous c."""
 
-    def __init__(self, a: Tensor, b: Tensor, *, cublas: bool = False):
+    def __init__(self, a: Tensor, b: Tensor):
         k, self.n = up_to(a.shape[-1]), up_to(b.shape[-1])
-        self.loop = not cublas and by_loop(a, b)
         # columns of a stay columns where the result is cut in any case
         rows = up_to(a.shape[-2]) if across(a, -1) and self.n != b.shape[-1] else a.shape[-2]
-        self.of_a = None if (fits if self.loop else whole)(a) else (rows, k)
-        self.of_b = None if (fits(b) if self.loop else whole(b) and whole(b.mT)) else (k, self.n)
-        if self.loop:
-            self.launch = HopperPlan(*self.operands(a, b, "meta"), loose=True, device=a.device)
+        self.of_a = None if whole(a) else (rows, k)
+        self.of_b = None if whole(b) and whole(b.mT) else (k, self.n)
 
-    def operands(self, a: Tensor, b: Tensor, device: str | None = None) -> tuple[Tensor, Tensor]:
-        """Filled up; the main loop's are views of that without what was filled in. On another ``device``: empty ones."""
-        (m, k), n = a.shape[-2:], b.shape[-1]
-        a, b = _filled(a, self.of_a, device), _filled(b, self.of_b, device)
-        return (a[..., :m, :k], b[..., :k, :n]) if self.loop else (a, b)
+    def operands(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        """Filled up."""
+        return _filled(a, self.of_a), _filled(b, self.of_b)
 
     def __call__(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         product, c = torch.mm if a.ndim == 2 else torch.bmm, c.view(*a.shape[:-1], c.shape[-1])
         a, b = self.operands(a, b)
-        if self.loop:
-            self.launch(a, b, c)
-        elif self.n == c.shape[-1]:
+        if self.n == c.shape[-1]:
             product(a, b, out=c)
         else:
             copy(product(a, b), c)
 
 
-def fitting(t: Tensor) -> Tensor:
-    """The matrix with rows that begin on 16 bytes."""
-    return t if fits(t) else copied_to(t, t.shape[0], up_to(t.shape[1]))[:, : t.shape[1]]
-
-
-def _filled(t: Tensor, sizes: tuple[int, int] | None, device: str | None = None) -> Tensor:
+def _filled(t: Tensor, sizes: tuple[int, int] | None) -> Tensor:
     """A copy of these sizes that ends with zeros, contiguous along the same dimension where its size is a multiple of 8; None
-    for t itself. On another ``device``: an empty one."""
+    for t itself."""
     if sizes is None:
-        return t if device is None else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
+        return t
     one, turned = alone(t), across(t, -1) and sizes[0] % 8 == 0
-    one, into = (one.mT, sizes[::-1]) if turned else (one, sizes)
-    made = torch.empty((*one.shape[:-2], *into), dtype=t.dtype, device=device or t.device)
+    made = copied_to(one.mT, *reversed(sizes)).mT if turned else copied_to(one, *sizes)
+    return made.expand(*t.shape[:-2], *sizes)
+
+
+class LoopPlan:
+    """The same by Hopper's main loop, which stores rows of c that begin anywhere."""
+
+    def __init__(self, a: Tensor, b: Tensor):
+        self.launch = HopperPlan(fitting(a, "meta"), fitting(b, "meta"), loose=True, device=a.device)
+
+    def __call__(self, a: Tensor, b: Tensor, c: Tensor) -> None:
+        self.launch(fitting(a), fitting(b), c)
+
+
+def fitting(t: Tensor, device: str | None = None) -> Tensor:
+    """The matrices, or a copy of them, with rows that begin on 16 bytes, contiguous along the same dimension. On another
+    ``device``: empty ones."""
+    if fits(t):
+        return t if device is None else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
+    rows = t.mT if across(t, -1) else t
+    columns = rows.shape[-1]
+    made = torch.empty((*rows.shape[:-1], up_to(columns)), dtype=t.dtype, device=device or t.device)
     if device is None:
-        copy(one, made)
-    return (made.mT if turned else made).expand(*t.shape[:-2], *sizes)
+        copy(rows, made)
+    made = made[..., :columns]
+    return made.mT if across(t, -1) else made

@@ -23,7 +23,7 @@ from weft.operators.layout import rows_of
 from weft.operators.linear import activations, gemv, kernels
 from weft.operators.linear.activations import ACTIVATIONS, Activation, halves
 from weft.operators.linear.reference import E4M3, NAMES, reference
-from weft.operators.matmul.dispatch import default_precision, product
+from weft.operators.matmul.dispatch import SMALL, default_precision, product
 from weft.operators.quantization.dispatch import QUANTIZE
 from weft.operators.quantization.formats import FORMATS, Scheme, format_of
 from weft.operators.reduction.sum import sum as column_sum
@@ -68,12 +68,13 @@ class LinearCall(Call):
 
     @property
     def small(self) -> bool:
-        return self.m * self.weight.numel() < padded.SMALL
+        return self.m * self.weight.numel() < SMALL
 
-    @property
+    @functools.cached_property
     def stored_anywhere(self) -> bool:
-        """Whether the main loop stores rows that begin anywhere: a residual comes by TMA, and small products are cuBLAS's."""
-        return self.residual is None and not self.small
+        """Whether the main loop stores rows that begin anywhere, in place of copies; a residual's rows come by TMA."""
+        weight = self.weight.chunk(2)[0] if self.activation.gated else self.weight
+        return self.residual is None and padded.by_loop(self.matrix, weight.t())
 
     @property
     def has_epilogue(self) -> bool:
@@ -92,6 +93,7 @@ class QuantizedCall(LinearCall):
     and 0."""
 
     name = "linear_quantized"
+    stored_anywhere = False  # what makes codes of it was not measured so
 
     def __init__(
         self, x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, biased: bool, activation: str | None, dtype: torch.dtype,
@@ -316,7 +318,7 @@ def copies_pay(c: LinearCall) -> bool:
 def of_product(c: LinearCall, planned: Any) -> Any:
     """A launch of the epilogue, on cuBLAS's product in fp32, of copies where they pay. ``planned`` makes the epilogue's plan
     for a length of the product's rows."""
-    filled = padded.PaddedPlan(c.matrix, c.weight.t(), cublas=True) if copies_pay(c) else None
+    filled = padded.PaddedPlan(c.matrix, c.weight.t()) if copies_pay(c) else None
     plan = planned(c.weight.shape[0] if filled is None else filled.n)
 
     def run(x: Tensor, weight: Tensor, *others: Tensor) -> None:
@@ -349,11 +351,12 @@ FORWARD = Dispatch(
           epilogue_launch, copy_unsupported),
     Route("torch", lambda c: c.x.dtype == torch.float32, "cuBLAS's fp32 product is the fastest"),
     Route("torch", lambda c: c.m <= FEW, "few rows: the weight's bytes are the limit, see skinny_matmul"),
-    Route("torch", lambda c: c.small and not c.has_epilogue and not hopper_unsupported(c), "a small product: cuBLAS"),
+    Route("torch", lambda c: c.small and not (c.has_epilogue or c.stored_anywhere or hopper_unsupported(c)),
+          "a small product: cuBLAS"),
     Route("cuda", lambda c: True, "TMA and wgmma, with the epilogue in registers",
           HopperLaunch, hopper_unsupported, sm=90),
-    Route("cuda-padded", lambda c: padded.pays(c.matrix, c.weight.t()), "copies with rows that begin on 16 bytes, as matmul's",
-          PaddedLaunch, padded_unsupported, sm=90),
+    Route("cuda-padded", lambda c: c.stored_anywhere or padded.pays(c.matrix, c.weight.t()),
+          "copies with rows that begin on 16 bytes, as matmul's", PaddedLaunch, padded_unsupported, sm=90),
     Route("triton", lambda c: c.k <= LONGEST_K, SHORT,
           lambda c: kernels.tiled_plan(kernels.linear_tiled, c), copy_unsupported),
     Route("epilogue", lambda c: c.has_epilogue, EPILOGUE, epilogue_launch, copy_unsupported),

@@ -276,7 +276,7 @@ def gradient_tiles(
 SHORT = 8  # extents up to here may be walked in registers, one element of each result at a time
 LONGEST = 2**18  # extents beyond are configured alike
 FEW = 2**16  # elements that are not worth a second launch
-LOOSE = 8192  # elements of rows that begin anywhere from which on they are read by vectors that they have parts of
+LOOSE = {2: 4096, 4: 16384}  # elements, by their bytes, of rows that begin anywhere from which on such vectors pay
 MANY, PROGRAMS = 2**22, 8  # elements that are worth so many programs for each multiprocessor
 
 
@@ -427,7 +427,8 @@ def vector_tiling(v: AxisView, x: Tensor) -> tuple[AxisView, Tiling] | None:
     for other views."""
     size = x.element_size()
     vector = 16 // size
-    loose = v.n == 1 and v.N > LOOSE and (v.unit() * size < 8 or not pointer_aligned(x))
+    begins = v.unit() * size  # bytes that divide where a row begins; 8 serve 16 bits as well
+    loose = v.n == 1 and LOOSE.get(size, 2**31) <= v.N and (begins < 4 * size or not pointer_aligned(x))
     if v.K > 1 or v.M == 1 or v.N < 64 or v.N * v.n >= 2**31 - 2**16 or not (v.n == 2 or loose):
         return None
     apart, v = v.n, replace(v, N=(v.N - 1) * v.n + vector, n=1)

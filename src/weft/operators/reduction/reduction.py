@@ -258,7 +258,10 @@ def define(
                 *([workload(M=9, N=40, values="ties"), workload(M=30, N=9, dim=0, values="ties")] if ties else []),
                 *more,
             ],
-            "full": [workload(M=1, N=70001, dim="all"), workload(M=3, N=5000), workload(M=3000, N=40, dim=0)],
+            "full": [
+                workload(M=1, N=70001, dim="all"), workload(M=3000, N=40, dim=0),
+                *(workload(M=3, N=n) for n in (4095, 5000, 5001, 16390)),
+            ],
             "bench": [
                 workload(M=1, N=LARGE, dim="all"),
                 *(workload(M=LARGE // n, N=n) for n in (256, 4096, 65536)),

@@ -27,7 +27,7 @@ from weft.operators.scan.kernels import Formula, GradientInParts, RowsPlan, Scan
 
 COPY = "dimensions beside 'dim' that do not collapse into one stride each"
 LARGE = 2**20  # elements; of fewer, launching is what counts, and Triton's plans serve
-ANYWHERE = 128  # elements of a row from which on vectors that only part of is the row's pay
+ANYWHERE = 1024  # bytes of a row from which on vectors pay that have only part of it: shorter ones leave lanes idle
 PADDED = 512  # elements of a row from which on copies for its gradient pay
 ONE_TILE = 512 if INTERPRETING else 16384  # longer rows look back, or are walked
 WALKED, FEW = 640 if INTERPRETING else 2 * ONE_TILE, 2**16  # so long rows of tensors of so few elements are walked
@@ -578,7 +578,7 @@ FORWARD = Dispatch(
     Route("cuda", lambda c: c.large,
           "rows of adjacent elements: 16 bytes an access, rows in registers or in a ring of tiles with look-back",
           rows_launch, rows_unsupported),
-    Route("cuda", lambda c: c.large and c.v.N >= ANYWHERE,
+    Route("cuda", lambda c: c.large and c.v.N * c.x.element_size() >= ANYWHERE,
           "rows of adjacent elements that begin anywhere, in registers: the vectors of 16 bytes that they have parts of",
           rows_launch, anywhere_unsupported),
     Route("cuda", lambda c: c.large and not c.few_rows,
