@@ -59,7 +59,12 @@ def test_the_main_loop_takes_what_it_was_measured_to_be_ahead_in(layout, taken, 
                 for *batch, m, n, k in sizes:
                     a, b = operands(m, n, k, layout, device="meta")
                     if batch:
-                        a, b = (torch.empty_strided((*batch, *t.shape), (t.numel(), *t.stride()), dtype=t.dtype, device="meta") for t in (a, b))
+                        a, b = (
+                            torch.empty_strided(
+                                (*batch, *t.shape), (t.numel(), *t.stride()), dtype=t.dtype, device="meta"
+                            )
+                            for t in (a, b)
+                        )
                     assert padded.by_loop(a, b) == expected, (batch, m, n, k)
 
 
@@ -80,7 +85,10 @@ def test_operands_of_the_main_loop(layout, batch, monkeypatch):
 
     monkeypatch.setattr(padded, "HopperPlan", Loop)
     a, b = operands(21, 13, 40, layout)
-    a, b = (t if not batch else torch.stack([t.mT, -t.mT, 2 * t.mT]).mT if t.stride(-1) > 1 else t.repeat(3, 1, 1) for t in (a, b))
+    a, b = (
+        t if not batch else torch.stack([t.mT, -t.mT, 2 * t.mT]).mT if t.stride(-1) > 1 else t.repeat(3, 1, 1)
+        for t in (a, b)
+    )
     c = torch.full((*batch, 21, 13), torch.nan)
     padded.LoopPlan(a, b)(a, b, c)
     torch.testing.assert_close(c, a.float() @ b.float())

@@ -206,7 +206,7 @@ FORWARD = Dispatch(
     Route("cuda", lambda c: not c.small, "two large matrices of 16-bit floats by TMA and wgmma: level with cuBLAS in the mean",
           lambda c: (gemm.HopperPlan(c.a, c.b), c.shape), hopper_unsupported, sm=90),
     Route("padded", lambda c: padded.pays(*c.operands) or padded.by_loop(*c.operands),
-          "Hopper's main loop, which stores rows that begin anywhere, or cuBLAS on copies, filled up to multiples of 8",
+          "the main loop storing rows that begin anywhere, or cuBLAS on copies, filled up to multiples of 8",
           padded_launch, padded_unsupported),
     Route("torch", lambda c: True, "cuBLAS: level or ahead in batches and small products, and of what TMA cannot take"),
 )  # fmt: skip

@@ -56,9 +56,9 @@ matmul = Operator(
             *(workload("fp32", M=32, N=48, K=64, precision=p) for p in dispatch.PRECISIONS),
         ],
         "full": [
-                *workloads("MNK", (256, 256, 256), (129, 255, 257)),
-                workload("bf16", M=1001, N=1003, K=520, layout="NT"),
-            ],
+            *workloads("MNK", (256, 256, 256), (129, 255, 257)),
+            workload("bf16", M=1001, N=1003, K=520, layout="NT"),
+        ],
         "huge": [
             *workloads("MNK", (2**16 + 8, 2**15 + 8, 64), (2**21 + 8, 64, 1040), (64, 64, 2**25 + 64), dtype="bf16"),
         ],

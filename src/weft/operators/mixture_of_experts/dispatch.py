@@ -439,7 +439,7 @@ GROUPED = Dispatch(  # grouped_matmul, the gradient of its rows, and both produc
     ProductCall, ON_CPU, EMPTY,
     Route("cuda", lambda c: True, "one launch over all groups by TMA and wgmma; group sizes stay on the device",
           hopper_product, product_unsupported, sm=90),
-    Route("cuda", copies_pay, "the same of copies with rows that begin on 16 bytes",
+    Route("cuda", copies_pay, "the same of copies, as matmul's",
           hopper_product_of_copies, copies_unsupported, sm=90),
     Route("triton", lambda c: True, "one launch over all groups, whose sizes stay on the device",
           lambda c: kernels.product_plan(c.rows, c.w, c.bias, c.r, c.gather, c.gated, c.keep)),

@@ -259,7 +259,8 @@ def define(
                 *more,
             ],
             "full": [
-                workload(M=1, N=70001, dim="all"), workload(M=3000, N=40, dim=0),
+                workload(M=1, N=70001, dim="all"),
+                workload(M=3000, N=40, dim=0),
                 *(workload(M=3, N=n) for n in (4095, 5000, 5001, 16390)),
             ],
             "bench": [

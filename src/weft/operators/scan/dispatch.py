@@ -232,6 +232,10 @@ class ScanCall(Call):
         return self.x.numel() >= LARGE and not INTERPRETING
 
     @property
+    def large_rows(self) -> bool:
+        return self.large and self.v.N * self.x.element_size() >= ANYWHERE
+
+    @property
     def few_rows(self) -> bool:
         """Whether there are so few rows that most threads of a warp, 8 vectors of 16 bytes across, would have none."""
         return 8 * 32 // min(8, bucket(self.v.K * self.x.element_size() // 16)) > 2 * self.v.N
@@ -578,8 +582,8 @@ FORWARD = Dispatch(
     Route("cuda", lambda c: c.large,
           "rows of adjacent elements: 16 bytes an access, rows in registers or in a ring of tiles with look-back",
           rows_launch, rows_unsupported),
-    Route("cuda", lambda c: c.large and c.v.N * c.x.element_size() >= ANYWHERE,
-          "rows of adjacent elements that begin anywhere, in registers: the vectors of 16 bytes that they have parts of",
+    Route("cuda", lambda c: c.large_rows,
+          "rows that begin anywhere, in registers: vectors of 16 bytes that they have parts of",
           rows_launch, anywhere_unsupported),
     Route("cuda", lambda c: c.large and not c.few_rows,
           "columns side by side: 16 bytes an access, a block walks down its columns",
@@ -595,7 +599,7 @@ BACKWARD = Dispatch(
     Route("cuda", lambda c: c.large, "rows of adjacent elements: 16 bytes an access, a cluster of blocks holds a row",
           gradient_rows_launch, gradient_rows_unsupported, sm=90),
     Route("cuda-padded", lambda c: c.large and c.v.K == 1 and c.v.N >= PADDED,
-          "rows that begin anywhere: copied to rows that begin on 16 bytes, which takes less time than it saves",
+          "rows that begin anywhere: copied to rows that begin on 16 bytes",
           padded_gradient_launch, padded_gradient_unsupported, sm=90),
     Route("cuda", lambda c: c.large and not c.few_rows,
           "columns side by side: 16 bytes an access, a block walks down its columns",
