@@ -169,6 +169,19 @@ class QuantizeCall(Lined):
         in_bytes = values_shape((over.length,), self.scheme.format)[0]
         return x_col == 1 and loose and not over.ragged and in_bytes % 4 == 0
 
+    @property
+    def beside(self) -> bool:
+        """Whether rows lie side by side, as those of a transposed matrix do."""
+        m, _, row, column = self.rows
+        return m > 1 and 0 < row < column
+
+    @property
+    def split_rows(self) -> bool:
+        """Whether rows of values begin anywhere and all elements have one scale: then values are one stretch of bytes."""
+        (m, n, _, _), scheme = self.rows, self.scheme
+        alike = scheme.granularity == "tensor" and scheme.of.per_byte == 1 and self.random == "none"
+        return alike and n % 16 > 0 and self.lines.length == n < m * n < MOST and not self.beside
+
     @functools.cached_property
     def matrices(self) -> tuple[int, int] | None:
         """x as a batch of matrices: how many, and the stride from one to the next."""
@@ -250,6 +263,9 @@ BLOCKS = (128, 256, 512, 1024, 2048, 4096)
 STRIPS = {"STRIP": (32, 64, 128, 256), "ROWS": (4, 8, 16, 32), "BLOCK": BLOCKS[:-1], "num_warps": (4, 8, 16)}
 TILES = {"ROWS": (1, 2, 4, 8, 16, 32, 64), "BLOCK": BLOCKS, "num_warps": (2, 4, 8, 16)}
 line_configuration = Configurations(__file__, "lines", line_heuristic, candidates)
+BESIDE = {"ROWS": 64, "BLOCK": 64, "num_warps": 4}  # for rows that lie side by side
+BESIDE_COLUMNS = 512  # of rows that lie side by side, of which a program holds several
+FLAT = 1024  # elements of a program that takes rows as one stretch
 block_configuration = Configurations(
     __file__, "blocks", lambda *_: {"num_warps": 8}, lambda *_: grid_of({"num_warps": (4, 8, 16, 32)})
 )
@@ -270,7 +286,7 @@ def launch(kernel: Any, c: Lined, grid: tuple[int], scalars: tuple[int, ...], wa
         "POWER": c.scheme.power_of_two,
     }
     known |= {"RANDOM": c.random, "PER": 16 // c.x.element_size(), "HARDWARE": hardware, "BY": by(c)}
-    known |= {"RAGGED": ragged, "APART": apart, **own}
+    known |= {"RAGGED": ragged, "APART": apart, "TAIL": False, **own}
     return Plan(kernel, grid, scalars, {name: known[name] for name in kernel.arg_names if name in known}, warps)
 
 
@@ -290,6 +306,9 @@ def steps(c: QuantizeCall) -> tuple[int, ...]:
 def lines_plan(c: QuantizeCall) -> Plan:
     """Whole lines in registers, or long ones that are walked twice."""
     over, config = c.lines, line_configuration(c.x.device, c.x.dtype, bucket(c.lines.length))
+    if c.beside and over.whole:
+        rows = 64 // c.x.element_size()
+        config = {"ROWS": rows, "num_warps": min(max(rows * bucket(over.length) // 1024, 1), 32)}
     scalars, warps = (*over.sizes, *steps(c)), config["num_warps"]
     if over.length > ONE_PASS:
         grid = (over.outer * over.lines,)
@@ -311,8 +330,15 @@ def block_plan(c: QuantizeCall) -> Plan:
 
 def scaled_plan(c: QuantizeCall, backwards: bool = False) -> Plan:
     """With scales that are there."""
-    config = scaled_configuration(c.x.device, c.x.dtype, min(bucket(c.lines.length, 16), LONGEST_TILE), by(c))
-    return tiled_plan(kernels.quantize_by_scale, c, config, steps(c), BACKWARDS=backwards)
+    (m, n, x_row, x_col), over = c.rows, c.lines
+    if c.split_rows:
+        factor, shift = quotient(n) & 2**32 - 1, quotient(n) >> 32
+        scalars = (m * n, n, factor, shift, x_row, x_col)
+        return launch(kernels.quantize_flat, c, (triton.cdiv(m * n, FLAT),), scalars, 4, BLOCK=FLAT, BACKWARDS=backwards)
+    config = scaled_configuration(c.x.device, c.x.dtype, min(bucket(over.length, 16), LONGEST_TILE), by(c))
+    tail = over.whole and over.length % 16 > 0 and over.length > config["BLOCK"]
+    config = BESIDE if c.beside else config
+    return tiled_plan(kernels.quantize_by_scale, c, config, steps(c), BACKWARDS=backwards, TAIL=tail)
 
 
 def tiled_plan(kernel: Any, c: Lined, config: Config, steps: tuple[int, ...], **own: Any) -> Plan:
@@ -339,15 +365,17 @@ class TwoPasses:
         x, scheme = c.x, c.scheme
         m, n, x_row, x_col = c.rows
         per_column, wrapped, total = scheme.granularity == "column", False, m * n
-        if not per_column and x.is_contiguous():
+        if not per_column and (x.is_contiguous() or (x.ndim > 1 and x.mT.is_contiguous())):
             wrapped, m, n = True, triton.cdiv(total, WRAP), WRAP
             x_row, x_col = WRAP, 1
         config = strip_configuration(x.device, x.dtype, min(bucket(n, 16), WRAP))
+        config = config if wrapped or not c.beside else {"STRIP": 256, **BESIDE}
         rows = config["ROWS"] if pointer_aligned(x) else max(config["ROWS"] // 2, 1)  # loads of one element each
         block, strip = min(config["BLOCK"], bucket(n, 16)), max(config["STRIP"], rows)
         tile = {"STRIP": strip, "ROWS": rows, "BLOCK": block}
         across, down = triton.cdiv(n, block), triton.cdiv(m, strip)
         scalars, constants = (m, n, total, x_row, x_col), {**tile, "PER_COLUMN": per_column, "WRAPPED": wrapped}
+        constants["TAIL"] = wrapped and total % 16 > 0
         self.shape = (down, n) if per_column else (across * down, 1)
         self.absmax = Plan(kernels.absmax_strips, (across * down,), scalars, constants, config["num_warps"])
         block = 64 if per_column else 1
@@ -362,6 +390,17 @@ class TwoPasses:
         self.values(x, values, scale, seeds, seed, offset)
 
 
+class Copied:
+    """Rows that lie side by side, too long for a tile of several: a copy by rows first."""
+
+    def __init__(self, c: QuantizeCall):
+        like = torch.empty_like(c.x, memory_format=torch.contiguous_format)
+        self.plan = lines_plan(QuantizeCall(like, *c.scheme, c.random))
+
+    def __call__(self, x: Tensor, *rest: Any) -> None:
+        self.plan(x.contiguous(), *rest)
+
+
 # ---- launches of dequantize ------------------------------------------------------------------------------------------
 
 
@@ -371,7 +410,9 @@ Dequantize = tuple[Any, tuple[int, ...]]  # a launch, and the shape of its resul
 def inverse_plan(c: DequantizeCall) -> Dequantize:
     over, (_, _, v_row, v_col) = c.lines, c.rows
     config = inverse_configuration(c.x.device, c.dtype, min(bucket(over.length, 16), LONGEST_TILE))
-    if v_col != 1 and over.length >= 512:  # bytes one by one: less padding, and scales of columns for four rows
+    if 0 < v_row < v_col:
+        config = BESIDE
+    elif v_col != 1 and over.length >= 512:  # bytes one by one: less padding, and scales of columns for four rows
         config = {"ROWS": 4, "BLOCK": 512, "num_warps": 4}
     steps = (*over.steps(v_row, v_col, c.scheme.of.per_byte), v_col, *over.steps(c.n))
     return tiled_plan(kernels.dequantize_lines, c, config, steps), c.shape
@@ -475,6 +516,8 @@ QUANTIZE = Dispatch(
     Route("triton", lambda c: c.scheme.granularity in ("tensor", "column"), "scales that span rows: x is read twice",
           TwoPasses, no_lines),
     Route("triton", lambda c: c.scheme.granularity == "block", "scales by block: x is read once", block_plan, no_blocks),
+    Route("triton", lambda c: c.beside and not (c.lines.whole and c.n <= BESIDE_COLUMNS),
+          "scales by long rows or groups of a transposed tensor: a copy by rows", Copied, no_lines),
     Route("triton", lambda c: True, "scales by row or group: x is read once", lines_plan, no_lines),
 )  # fmt: skip
 

@@ -252,23 +252,40 @@ def quantize_blocks(
 def absmax_strips(
     x_ptr, partial_ptr, M, N, total, x_row, x_col,
     STRIP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PER_COLUMN: tl.constexpr, WRAPPED: tl.constexpr,
+    TAIL: tl.constexpr,
 ):  # fmt: skip
     """Of STRIP rows of BLOCK columns: partial [strips, N], or one number a program. WRAPPED: the rows are one stretch of memory
-    that ends after ``total`` elements."""
+    that ends after ``total`` elements; with TAIL within a vector, so that its mask would split all vectors."""
     tiles = tl.cdiv(N, BLOCK)
     strip = (tl.program_id(0) // tiles).to(tl.int64) * STRIP
     col = (tl.program_id(0) % tiles).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    most = tl.zeros([ROWS, BLOCK], tl.float32)
-    for start in range(0, STRIP, ROWS):
-        row = strip + start + tl.arange(0, ROWS)
-        inside = (row[:, None] < M) & (col[None, :] < N)
-        if WRAPPED:
-            inside &= row[:, None] * N + col[None, :] < total
-        most = tl.maximum(most, magnitude(read(x_ptr + row[:, None] * x_row + col[None, :] * x_col, inside)))
+    if TAIL:
+        if (strip + STRIP) * N <= total:
+            most = absmax_of_strip(x_ptr, strip, col, M, N, total, x_row, x_col, STRIP, ROWS, BLOCK, False)
+        else:
+            most = absmax_of_strip(x_ptr, strip, col, M, N, total, x_row, x_col, STRIP, ROWS, BLOCK, True)
+    else:
+        most = absmax_of_strip(x_ptr, strip, col, M, N, total, x_row, x_col, STRIP, ROWS, BLOCK, WRAPPED)
     if PER_COLUMN:
         tl.store(partial_ptr + (tl.program_id(0) // tiles).to(tl.int64) * N + col, tl.max(most, axis=0), mask=col < N)
     else:
         tl.store(partial_ptr + tl.program_id(0), tl.max(tl.max(most, axis=1), axis=0))
+
+
+@triton.jit
+def absmax_of_strip(
+    x_ptr, strip, col, M, N, total, x_row, x_col,
+    STRIP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CUT: tl.constexpr,
+):  # fmt: skip
+    """[ROWS, BLOCK], with CUT of what comes before ``total``."""
+    most = tl.zeros([ROWS, BLOCK], tl.float32)
+    for start in range(0, STRIP, ROWS):
+        row = strip + start + tl.arange(0, ROWS)
+        inside = (row[:, None] < M) & (col[None, :] < N)
+        if CUT:
+            inside &= row[:, None] * N + col[None, :] < total
+        most = tl.maximum(most, magnitude(read(x_ptr + row[:, None] * x_row + col[None, :] * x_col, inside)))
+    return most
 
 
 @triton.jit
@@ -288,15 +305,15 @@ def scales_of_strips(
 
 @triton.jit
 def tile_of(pid, lines, LENGTH, N, ROWS: tl.constexpr, BLOCK: tl.constexpr, RAGGED: tl.constexpr):
-    """This program's outer index, its ROWS lines, its first column, and how many elements there are from there on."""
+    """This program's outer index, the first of its ROWS lines, its first column, and how many elements there are from there on."""
     across, down = tl.cdiv(LENGTH, BLOCK), tl.cdiv(lines, ROWS)
     first = (pid % across).to(tl.int64) * BLOCK
     o = (pid // across // down).to(tl.int64)
-    i = (pid // across % down).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    line = (pid // across % down).to(tl.int64) * ROWS
     room = LENGTH - first
     if RAGGED:
-        room = tl.minimum(LENGTH, N - i[:, None] * LENGTH) - first
-    return o, i, first, room
+        room = tl.minimum(LENGTH, N - (line + tl.arange(0, ROWS)[:, None]) * LENGTH) - first
+    return o, line, first, room
 
 
 @triton.jit
@@ -317,23 +334,62 @@ def quantize_by_scale(
     lines, LENGTH, N, MATRIX, x_outer, x_line, x_col, v_outer, v_line, r_outer, r_line, s_outer, s_line,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr, PER_BYTE: tl.constexpr, BY: tl.constexpr,
     BACKWARDS: tl.constexpr, RAGGED: tl.constexpr, RANDOM: tl.constexpr, PER: tl.constexpr, HARDWARE: tl.constexpr,
-    APART: tl.constexpr,
+    APART: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    """Scales are there. BACKWARDS: the last tile first, since the pass before this one left it in L2."""
+    """Scales are there. BACKWARDS: the last tile first, since the pass before this one left it in L2. TAIL: lines end within a
+    vector, and a mask for that would split all vectors."""
     pid = tl.num_programs(0) - 1 - tl.program_id(0) if BACKWARDS else tl.program_id(0)
-    o, i, first, room = tile_of(pid, lines, LENGTH, N, ROWS, BLOCK, RAGGED)
+    o, line, first, room = tile_of(pid, lines, LENGTH, N, ROWS, BLOCK, RAGGED)
+    left = bytes_of(room, v_line - first // PER_BYTE, PER_BYTE, RAGGED)
+    if TAIL:
+        if room >= BLOCK:
+            quantize_tile(
+                x_ptr, v_ptr, s_ptr, seed_ptr, seed, offset, o, line, first, BLOCK, BLOCK // PER_BYTE, lines, MATRIX,
+                x_outer, x_line, x_col, v_outer, v_line, r_outer, r_line, s_outer, s_line,
+                ROWS, BLOCK, FORMAT, PER_BYTE, BY, RANDOM, PER, HARDWARE, APART,
+            )  # fmt: skip
+            return
+    quantize_tile(
+        x_ptr, v_ptr, s_ptr, seed_ptr, seed, offset, o, line, first, room, left, lines, MATRIX,
+        x_outer, x_line, x_col, v_outer, v_line, r_outer, r_line, s_outer, s_line,
+        ROWS, BLOCK, FORMAT, PER_BYTE, BY, RANDOM, PER, HARDWARE, APART,
+    )  # fmt: skip
+
+
+@triton.jit
+def quantize_tile(
+    x_ptr, v_ptr, s_ptr, seed_ptr, seed, offset, o, line, first, room, left, lines, MATRIX,
+    x_outer, x_line, x_col, v_outer, v_line, r_outer, r_line, s_outer, s_line,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr, PER_BYTE: tl.constexpr, BY: tl.constexpr,
+    RANDOM: tl.constexpr, PER: tl.constexpr, HARDWARE: tl.constexpr, APART: tl.constexpr,
+):  # fmt: skip
+    """ROWS lines of outer index o from column ``first`` on, of which there are ``room`` elements, and ``left`` bytes of values."""
+    i = line + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     x = read(x_ptr + o * x_outer + i[:, None] * x_line + (first + col) * x_col, (i[:, None] < lines) & (col < room))
     scale = read_scale(s_ptr, o, i, first + col, s_outer, s_line, i < lines, col < room, MATRIX, BY)
     bits = random_of(o * r_outer + i * r_line + first // 8, seed_ptr, seed, offset, BLOCK, PER, RANDOM)
     code = encode(x * tl.div_rn(1.0, scale), bits, FORMAT, RANDOM != "none", HARDWARE)
-    left = bytes_of(room, v_line - first // PER_BYTE, PER_BYTE, RAGGED)
     v_ptr += o * v_outer + first // PER_BYTE
     if APART:
-        line = (pid // tl.cdiv(LENGTH, BLOCK) % tl.cdiv(lines, ROWS)).to(tl.int64) * ROWS
         write_apart(v_ptr, v_line, line, lines, code, left)
     else:
         write_values(v_ptr + i * v_line, code, i < lines, left)
+
+
+@triton.jit(do_not_specialize=["seed", "offset"])
+def quantize_flat(
+    x_ptr, v_ptr, s_ptr, seed_ptr, seed, offset, total, N, factor, shift, x_row, x_col,
+    BLOCK: tl.constexpr, FORMAT: tl.constexpr, HARDWARE: tl.constexpr, BACKWARDS: tl.constexpr,
+):  # fmt: skip
+    """One scale that is there, and rows of values that begin anywhere: values are one stretch of ``total`` bytes, whose rows
+    are found by a multiplication (``quotient``). Nothing is random."""
+    pid = tl.num_programs(0) - 1 - tl.program_id(0) if BACKWARDS else tl.program_id(0)
+    at = pid * BLOCK + tl.arange(0, BLOCK)
+    row = tl.umulhi((at * 2).to(tl.uint32), factor.to(tl.uint32)).to(tl.int32) >> shift
+    x = read(x_ptr + row.to(tl.int64) * x_row + (at - row * N).to(tl.int64) * x_col, at < total)
+    code = encode((x * tl.div_rn(1.0, tl.load(s_ptr)))[None, :], 0, FORMAT, False, HARDWARE)
+    tl.store(v_ptr + at[None, :], code, mask=(at < total)[None, :])
 
 
 @triton.jit
@@ -343,7 +399,8 @@ def dequantize_lines(
     RAGGED: tl.constexpr,
 ):  # fmt: skip
     """out = value * scale in fp32, rounded once."""
-    o, i, first, room = tile_of(tl.program_id(0), lines, LENGTH, N, ROWS, BLOCK, RAGGED)
+    o, line, first, room = tile_of(tl.program_id(0), lines, LENGTH, N, ROWS, BLOCK, RAGGED)
+    i = line + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     byte = tl.arange(0, BLOCK // PER_BYTE)[None, :]
     known = i[:, None] < lines

@@ -276,6 +276,8 @@ quantize = Operator(
             *(workload(M=9, N=40, format="fp8_e4m3", layout=at) for at in LAYOUTS[1:]),
             *(workload(M=9, N=40, granularity="group", group=16, layout=at) for at in ("sliced", "transposed")),
             workload(M=9, N=40, granularity="tensor", layout="sliced"),
+            workload(M=70, N=45, granularity="tensor", layout="sliced", scale="given", format="fp8_e4m3"),
+            *(workload(M=70, N=n, granularity=g, layout="transposed") for n in (75, 600) for g in ("row", "tensor")),
             workload(M=9, N=40, granularity="block", layout="strided"),
             workload(M=9, N=50, granularity="column", layout="transposed"),
             *(workload(M=9, N=n, granularity="group", group=g) for n, g in ((96, 32), (60, 7), (60, 100), (65, 1))),
