@@ -74,10 +74,13 @@ def measured(operator: str, ratio: float, workload: str = "M=3,N=5", **more) -> 
 def test_a_point_behind_is_timed_twice_more_and_its_median_counts():
     points = random_points.draw(operators(), 2, 7)
     ratios = {0: iter([0.9, 1.1, 0.95]), 1: iter([0.98])}
-    timed = []
+    timed: list[int] = []
+    stops: list[int] = []
 
     def time(some):
         for point in some:
+            if len(timed) in stops:
+                raise KeyboardInterrupt
             timed.append(at := points.index(point))
             op, w, direction = point
             yield [Measurement(op.name, PUBLIC, direction, str(w), w.dtype, 1.0, ratio_to_best_peer=next(ratios[at]))]
@@ -88,6 +91,9 @@ def test_a_point_behind_is_timed_twice_more_and_its_median_counts():
         (0.95, 3, RANDOM),
         (0.98, 1, RANDOM),
     ]
+    ratios, stops = {0: iter([0.9, 1.1]), 1: iter([0.98])}, [7]
+    found = random_points.measure(points, 7, time)
+    assert [m.ratio_to_best_peer for m in found] == [1.1, 0.98], "Ctrl-C keeps what was measured"
 
 
 def test_the_table_has_a_line_a_family_and_the_worst(tmp_path):

@@ -9,6 +9,7 @@ Every operator has the same weight. Its options are those of one of its bench wo
 A quarter of the points has views that are no contiguous aligned memory, where the operator knows such layouts.
 """
 
+import contextlib
 import dataclasses
 import math
 import random
@@ -164,18 +165,20 @@ def medians(timed: Sequence[Measurement], seed: int, count: int) -> Measurement:
 
 
 def measure(points: Sequence[Point], seed: int, time: Callable[[Sequence[Point]], Iterator[Any]]) -> list[Measurement]:
-    """The record of the public function at each point; a point below ``LEVEL`` is timed twice more.
+    """The record of the public function at each point; a point below ``LEVEL`` is timed twice more. Ctrl-C keeps what was
+    measured.
 
     Args:
         time: measures points and yields the records of each, in any order.
     """
     found: dict[tuple[str, str, str, str], list[Measurement]] = {}
-    for again in range(3):
-        some = [p for p in points if again == 0 or _behind(found.get(key_of(p), []))]
-        for rows in time(some) if some else ():
-            for m in rows:
-                if m.implementation == PUBLIC and m.ratio_to_best_peer is not None:
-                    found.setdefault((m.operator, m.workload, m.dtype, m.direction), []).append(m)
+    with contextlib.suppress(KeyboardInterrupt):
+        for again in range(3):
+            some = [p for p in points if again == 0 or _behind(found.get(key_of(p), []))]
+            for rows in time(some) if some else ():
+                for m in rows:
+                    if m.implementation == PUBLIC and m.ratio_to_best_peer is not None:
+                        found.setdefault((m.operator, m.workload, m.dtype, m.direction), []).append(m)
     return [medians(timed, seed, len(points)) for timed in found.values()]
 
 

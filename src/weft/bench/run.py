@@ -223,7 +223,7 @@ def run_random(
     saver: Saver | None = None,
     jobs: int = 1,
 ) -> list[Measurement]:
-    """Measures public functions at random points against the best peer; Ctrl-C keeps nothing.
+    """Measures public functions at random points against the best peer; Ctrl-C keeps what was measured.
 
     Args:
         seed: decimal, or hexadecimal with 0x; empty for the first 8 hexadecimal digits of the commit.
