@@ -410,7 +410,7 @@ Dequantize = tuple[Any, tuple[int, ...]]  # a launch, and the shape of its resul
 def inverse_plan(c: DequantizeCall) -> Dequantize:
     over, (_, _, v_row, v_col) = c.lines, c.rows
     config = inverse_configuration(c.x.device, c.dtype, min(bucket(over.length, 16), LONGEST_TILE))
-    if 0 < v_row < v_col:
+    if 0 < v_row < v_col and c.rows[0] > 1:
         config = BESIDE
     elif v_col != 1 and over.length >= 512:  # bytes one by one: less padding, and scales of columns for four rows
         config = {"ROWS": 4, "BLOCK": 512, "num_warps": 4}
@@ -454,16 +454,16 @@ def no_unaligned(c: DequantizeCall) -> str:
     """Why the kernel for rows of any length does not take a call (an empty string when it does)."""
     if c.found is None:
         return NO_ROWS
-    m, stored, _, v_col = c.found
-    if v_col != 1 and stored > 1:
-        return "values that are not dense along rows"
+    m, _, v_row, v_col = c.found
+    if m > 1 and 0 < v_row < v_col:
+        return "values of rows that lie side by side"
     if c.n % c.scheme.of.per_byte:
         return f"rows of {c.n} elements, two to a byte"
     return f"{m * c.n} elements; the kernel counts them in 32 bits" if m * c.n > MOST else ""
 
 
 def unaligned_plan(c: DequantizeCall) -> Dequantize:
-    (m, _, v_row, _), n, scheme = c.rows, c.n, c.scheme
+    (m, _, v_row, v_col), n, scheme = c.rows, c.n, c.scheme
     vector = 16 // c.dtype.itemsize
     each = min(8, 32 * scheme.of.per_byte // vector)
     by = {"tensor": "TENSOR", "column": "COLUMNS", "block": "BLOCKS"}.get(scheme.granularity, "GROUPS")
@@ -471,7 +471,7 @@ def unaligned_plan(c: DequantizeCall) -> Dequantize:
     matrix = c.x.shape[-2] if scheme.granularity == "block" else 1
     two = scheme.granularity not in ("tensor", "column") and min(length, n % length or length) >= vector
     kernel = f"dequantize_unaligned<{CTYPES[c.dtype]}, {NAMES[scheme.format]}, {by}, {flags(two)}, {THREADS}, {each}>"
-    rows = n, quotient(n), length, quotient(length), matrix, quotient(matrix), -(-n // length), v_row
+    rows = n, quotient(n), length, quotient(length), matrix, quotient(matrix), -(-n // length), v_row, v_col
     grid = -(-m * n // (THREADS * each * vector)), 1
     return CudaPlan(VECTORS, kernel, grid, THREADS, _scalars(m * n, *rows)), c.shape
 

@@ -174,11 +174,11 @@ template <int BYTES> __device__ __forceinline__ void load_words(const unsigned c
 
 // out is written as one stretch of vectors. A vector may be of several rows and groups (of `length` columns), with a scale for each
 // of its pieces; TWO: it has at most two. of_row, of_group: quotients by n and `length`; of int4 both are even. Other arguments
-// as above.
+// as above; values that are no neighbours (v_col) are read one by one.
 template <typename T, typename FORMAT, int BY, bool TWO, int THREADS, int EACH>
 __global__ void __launch_bounds__(THREADS)
     dequantize_unaligned(const unsigned char *values, const float *scale, T *out, i64 elements, i64 n, i64 of_row, i64 length,
-                         i64 of_group, i64 matrix, i64 of_matrix, i64 s_row, i64 v_row) {
+                         i64 of_group, i64 matrix, i64 of_matrix, i64 s_row, i64 v_row, i64 v_col) {
   constexpr int V = 16 / sizeof(T), PER_BYTE = FORMAT::PER_BYTE, BYTES = V / PER_BYTE;
   const u32 width = u32(n), first = (blockIdx.x * (THREADS * EACH) + threadIdx.x) * V;
   const bool dense = v_row * PER_BYTE == n;
@@ -190,14 +190,14 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
   for (int e = 0; e < EACH; e++) {
     const u32 at = min(first + e * (THREADS * V), u32(elements) - 1), row = Quotient(of_row).of(at), column = at - row * width;
-    if (at + V <= u32(elements) && (dense || column + V <= width)) {
+    if (v_col == 1 && at + V <= u32(elements) && (dense || column + V <= width)) {
       load_words<BYTES>(values + row * v_row + column / PER_BYTE, words[e], shifts[e]);
     } else {
       words[e][0] = words[e][1] = words[e][2] = shifts[e] = 0;
       u32 r = row, c = column;
 #pragma unroll
       for (int i = 0; i < BYTES; i++) {
-        if (at + i * PER_BYTE < u32(elements)) words[e][i / 4] |= u32(values[r * v_row + c / PER_BYTE]) << i % 4 * 8;
+        if (at + i * PER_BYTE < u32(elements)) words[e][i / 4] |= u32(values[r * v_row + c / PER_BYTE * v_col]) << i % 4 * 8;
         if ((c += PER_BYTE) >= width) c = 0, r++;
       }
     }
