@@ -62,7 +62,7 @@ def rms_norm_function(x: Tensor, weight: Tensor | None = None, eps: float | None
     Args:
         x: [..., N]; float32, float16, bfloat16 or float64.
         weight: [N], of x's dtype or float32; None for none. One of several dimensions is of as many last ones of x, which the
-            norm is over; they must lie side by side. Where a model stores w for 1 + w (Gemma), give ``1 + w``.
+            norm is over; they must lie side by side. Where a model stores w for 1 + w (Gemma), give ``1 + w.float()``.
         eps: added to the mean square; None as for ``torch.nn.functional.rms_norm``: the machine epsilon of float32 (of float64
             for float64), in which it is computed.
 
