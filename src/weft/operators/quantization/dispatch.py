@@ -457,6 +457,8 @@ def no_unaligned(c: DequantizeCall) -> str:
     m, _, v_row, v_col = c.found
     if m > 1 and 0 < v_row < v_col:
         return "values of rows that lie side by side"
+    if v_col != 1 and c.n * c.dtype.itemsize % 16 == 0:
+        return "values that are no neighbours, in rows that whole stores fit"
     if c.n % c.scheme.of.per_byte:
         return f"rows of {c.n} elements, two to a byte"
     return f"{m * c.n} elements; the kernel counts them in 32 bits" if m * c.n > MOST else ""
