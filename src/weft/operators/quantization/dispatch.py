@@ -334,7 +334,9 @@ def scaled_plan(c: QuantizeCall, backwards: bool = False) -> Plan:
     if c.split_rows:
         factor, shift = quotient(n) & 2**32 - 1, quotient(n) >> 32
         scalars = (m * n, n, factor, shift, x_row, x_col)
-        return launch(kernels.quantize_flat, c, (triton.cdiv(m * n, FLAT),), scalars, 4, BLOCK=FLAT, BACKWARDS=backwards)
+        return launch(
+            kernels.quantize_flat, c, (triton.cdiv(m * n, FLAT),), scalars, 4, BLOCK=FLAT, BACKWARDS=backwards
+        )
     config = scaled_configuration(c.x.device, c.x.dtype, min(bucket(over.length, 16), LONGEST_TILE), by(c))
     tail = over.whole and over.length % 16 > 0 and over.length > config["BLOCK"]
     config = BESIDE if c.beside else config

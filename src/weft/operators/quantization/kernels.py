@@ -305,7 +305,7 @@ def scales_of_strips(
 
 @triton.jit
 def tile_of(pid, lines, LENGTH, N, ROWS: tl.constexpr, BLOCK: tl.constexpr, RAGGED: tl.constexpr):
-    """This program's outer index, the first of its ROWS lines, its first column, and how many elements there are from there on."""
+    """This program's outer index, first of ROWS lines and first column, and how many elements there are from there on."""
     across, down = tl.cdiv(LENGTH, BLOCK), tl.cdiv(lines, ROWS)
     first = (pid % across).to(tl.int64) * BLOCK
     o = (pid // across // down).to(tl.int64)
@@ -341,7 +341,7 @@ def quantize_by_scale(
     pid = tl.num_programs(0) - 1 - tl.program_id(0) if BACKWARDS else tl.program_id(0)
     o, line, first, room = tile_of(pid, lines, LENGTH, N, ROWS, BLOCK, RAGGED)
     left = bytes_of(room, v_line - first // PER_BYTE, PER_BYTE, RAGGED)
-    if TAIL:
+    if TAIL:  # noqa: SIM102 (a constant)
         if room >= BLOCK:
             quantize_tile(
                 x_ptr, v_ptr, s_ptr, seed_ptr, seed, offset, o, line, first, BLOCK, BLOCK // PER_BYTE, lines, MATRIX,
@@ -363,7 +363,7 @@ def quantize_tile(
     ROWS: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr, PER_BYTE: tl.constexpr, BY: tl.constexpr,
     RANDOM: tl.constexpr, PER: tl.constexpr, HARDWARE: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
-    """ROWS lines of outer index o from column ``first`` on, of which there are ``room`` elements, and ``left`` bytes of values."""
+    """ROWS lines of outer index o from column ``first`` on: ``room`` elements each, and ``left`` bytes of values."""
     i = line + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     x = read(x_ptr + o * x_outer + i[:, None] * x_line + (first + col) * x_col, (i[:, None] < lines) & (col < room))
