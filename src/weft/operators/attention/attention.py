@@ -109,7 +109,8 @@ attention = Operator(
         ],
         "quick": [workload("bf16", B=1, H=16, S=2048, T=2048, D=128, causal=True)],
         "compile": [
-            *(workload(B=1, H=4, S=512, T=512, D=d, causal=True) for d in (64, 128, 256)),
+            *(workload(dtype, B=1, H=4, S=512, T=512, D=d, causal=True)
+              for dtype, d in (("bf16", 64), ("bf16", 128), ("bf16", 256), ("fp16", 128), ("fp32", 64), ("fp32", 256))),
             *(workload("bf16", B=1, H=4, S=512, T=512, D=128, kv_heads=2, left=100, **more)
               for more in ({"bias": "heads", "mask": "keys", "alibi": "heads"},
                            {"softcap": 3000, "dropout": 10, "score": "near"})),

@@ -209,16 +209,22 @@ def forward_heuristic(sm: int, dtype: torch.dtype, d: int) -> Config:
     return {"M": 64, "N": 64 if shared_limit(sm) > 2**17 else 32, "num_warps": 8, "num_stages": 2}
 
 
-def gradient_heuristic(sm: int, dtype: torch.dtype, d: int) -> Config:
-    if INTERPRETING:
-        return {"M": 32, "N": 32, "num_warps": 4, "num_stages": 1}
-    if dtype == torch.float32:
-        return {"M": 32 if d <= 128 else 16, "N": 32 if d <= 128 else 16, "num_warps": 4, "num_stages": 1}
-    if d <= 64:
-        return {"M": 64, "N": 64, "num_warps": 4, "num_stages": 2}
-    if d <= 128:
-        return {"M": 64, "N": 64, "num_warps": 8, "num_stages": 2 if shared_limit(sm) > 2**17 else 1}
-    return {"M": 32, "N": 32, "num_warps": 8, "num_stages": 1}
+def gradient_heuristic(own: str, other: str) -> Any:
+    """Of a kernel whose programs own tiles of queries ("M") or keys ("N") and walk the other. More than 4 warps want 128 rows:
+    of fewer all warps would make the same products."""
+
+    def config(sm: int, dtype: torch.dtype, d: int) -> Config:
+        if INTERPRETING:
+            mine, theirs, warps, stages = 32, 32, 4, 1
+        elif dtype == torch.float32:
+            mine, theirs, warps, stages = (32 if d <= 128 else 16), (32 if d <= 128 else 16), 4, 1
+        elif d <= 128:
+            mine, theirs, warps, stages = 128, (64 if d <= 64 else 32), 8, 2
+        else:
+            mine, theirs, warps, stages = 32, 32, 4, 1
+        return {own: mine, other: theirs, "num_warps": warps, "num_stages": stages}
+
+    return config
 
 
 def candidates(sm: int, dtype: torch.dtype, d: int) -> Any:
@@ -228,8 +234,8 @@ def candidates(sm: int, dtype: torch.dtype, d: int) -> Any:
 
 
 configuration = Configurations(__file__, "forward", forward_heuristic, candidates)
-keys_configuration = Configurations(__file__, "key_gradients", gradient_heuristic, candidates)
-queries_configuration = Configurations(__file__, "query_gradients", gradient_heuristic, candidates)
+keys_configuration = Configurations(__file__, "key_gradients", gradient_heuristic("N", "M"), candidates)
+queries_configuration = Configurations(__file__, "query_gradients", gradient_heuristic("M", "N"), candidates)
 
 # ---- launches --------------------------------------------------------------------------------------------------------
 
@@ -316,14 +322,14 @@ class Gradients(_Launch):
         """The gradients of the ``wanted`` arguments by name; peak and log_sum as forward made them."""
         found = {}
         cu = given.get("cu_seqlens_q", q), given.get("cu_seqlens_k", q)
-        delta = torch.empty_like(peak)
-        self.deltas(o, do, delta, cu[0])
+        base, delta = torch.empty_like(peak), torch.empty_like(peak)
+        self.deltas(o, do, peak, log_sum, base, delta, cu[0])
         if dlse is not None:
             delta -= dlse
         mask = given["mask"].view(torch.uint8) if "mask" in given else q
         masks = mask, given.get("bias", q), given.get("alibi", q)
         random = given.get("seed", q), seed, offset
-        rows = peak, log_sum, delta
+        rows = base, log_sum, delta
         if wanted & {"k", "v"}:
             found["k"], found["v"] = torch.empty_like(k), torch.empty_like(v)
             self.keys(q, k, v, do, found["k"], found["v"], *rows, *masks, *cu, *random)
@@ -334,7 +340,7 @@ class Gradients(_Launch):
             found["bias"] = torch.empty_like(given["bias"])
             self.bias(q, k, v, do, found["bias"], *rows, *masks, *random)
         if "sinks" in wanted:
-            found["sinks"] = self.of_sinks(given["sinks"], *rows)
+            found["sinks"] = self.of_sinks(given["sinks"], peak, log_sum, delta)
         return found
 
     @functools.cached_property
@@ -342,7 +348,7 @@ class Gradients(_Launch):
         c, rows = self.c, 64
         slots = self.slots(c.query_tokens, rows)
         scalars = (slots, c.heads, c.batches, c.query_tokens, *_packed(c.o), *_packed(c.do))
-        constants = {"DV": c.dv, "DV_COLS": bucket(c.dv), "M": rows, "PACKED": c.packed}
+        constants = {"DV": c.dv, "DV_COLS": bucket(c.dv), "M": rows, "PLAIN": self.flags["PLAIN"], "PACKED": c.packed}
         return Plan(gradient_kernels.deltas, (slots * c.heads * (1 if c.packed else c.batches),), scalars, constants)
 
     @functools.cached_property

@@ -17,11 +17,12 @@ from weft.operators.attention.kernels import LENGTHS, LOG2E, base, extent, kept,
 
 @triton.jit(do_not_specialize=LENGTHS)
 def deltas(
-    o_ptr, do_ptr, delta_ptr, cu_q_ptr, slots, heads, sequences, query_tokens,
+    o_ptr, do_ptr, peak_ptr, log_sum_ptr, base_ptr, delta_ptr, cu_q_ptr, slots, heads, sequences, query_tokens,
     o_b, o_h, o_s, o_d, do_b, do_h, do_s, do_d,
-    DV: tl.constexpr, DV_COLS: tl.constexpr, M: tl.constexpr, PACKED: tl.constexpr,
+    DV: tl.constexpr, DV_COLS: tl.constexpr, M: tl.constexpr, PLAIN: tl.constexpr, PACKED: tl.constexpr,
 ):  # fmt: skip
-    """delta = do · o of M rows; [B, H, Sq], or [H, total]."""
+    """Of M rows delta = do · o, and the base of their exponents: peak, with log_sum in it if PLAIN, inf where no key is seen:
+    exponents are -inf then; [B, H, Sq], or [H, total]."""
     b, h, m, start, queries = tile_of(cu_q_ptr, slots, heads, sequences, query_tokens, M, PACKED, False)
     o = read(base(o_ptr, b, h, start + m, o_b, o_h, o_s), o_s, o_d, queries - m, M, DV, DV_COLS, True)
     do = read(base(do_ptr, b, h, start + m, do_b, do_h, do_s), do_s, do_d, queries - m, M, DV, DV_COLS, True)
@@ -31,24 +32,38 @@ def deltas(
     if PACKED:
         row = tl.cast(h, tl.int64) * query_tokens + start + m + tl.arange(0, M)
     tl.store(delta_ptr + row, delta, mask=inside)
-
-
-@triton.jit
-def statistics(peak_ptr, log_sum_ptr, delta_ptr, left, M: tl.constexpr):
-    """Of M rows: peak (inf where nothing is seen: exponents are -inf then), log_sum and delta."""
-    m = tl.arange(0, M)
-    peak = tl.load(peak_ptr + m, mask=m < left, other=float("-inf"))
-    log_sum = tl.load(log_sum_ptr + m, mask=m < left, other=0.0)
-    delta = tl.load(delta_ptr + m, mask=m < left, other=0.0)
-    return tl.where(peak == float("-inf"), float("inf"), peak), log_sum, delta
-
-
-@triton.jit
-def probabilities(s, peak, log_sum, scale, PLAIN: tl.constexpr):
+    peak = tl.load(peak_ptr + row, mask=inside, other=0.0)
+    exponent = peak
     if PLAIN:
-        return tl.exp2(s * (scale * LOG2E) - (peak + log_sum))
+        exponent += tl.load(log_sum_ptr + row, mask=inside, other=0.0)
+    tl.store(base_ptr + row, tl.where(peak == float("-inf"), float("inf"), exponent), mask=inside)
+
+
+@triton.jit
+def statistics(peak_ptr, log_sum_ptr, delta_ptr, left, M: tl.constexpr, PLAIN: tl.constexpr, CHECK: tl.constexpr):
+    """Of M rows: peak (inf behind the last one: exponents are -inf then), log_sum (which peak holds if PLAIN) and delta."""
+    m = tl.arange(0, M)
+    log_sum = 0.0
+    if CHECK:
+        peak = tl.load(peak_ptr + m, mask=m < left, other=float("inf"))
+        delta = tl.load(delta_ptr + m, mask=m < left, other=0.0)
+        if not PLAIN:
+            log_sum = tl.load(log_sum_ptr + m, mask=m < left, other=0.0)
     else:
-        return tl.exp2((s - peak) * LOG2E - log_sum)
+        peak, delta = tl.load(peak_ptr + m), tl.load(delta_ptr + m)
+        if not PLAIN:
+            log_sum = tl.load(log_sum_ptr + m)
+    return peak, log_sum, delta
+
+
+@triton.jit
+def probabilities(s, peak, log_sum, scale, ROW: tl.constexpr, PLAIN: tl.constexpr):
+    """Of scores whose rows are their dimension ROW."""
+    peak = tl.expand_dims(peak, 1 - ROW)
+    if PLAIN:
+        return tl.exp2(s * (scale * LOG2E) - peak)
+    else:
+        return tl.exp2((s - peak) * LOG2E - tl.expand_dims(log_sum, 1 - ROW))
 
 
 @triton.jit
@@ -65,14 +80,14 @@ def of_keys(
     j = n + tl.arange(0, N)[:, None]
     for m in tl.range(begin, end, M):
         q = read(q_ptr + tl.cast(m, tl.int64) * q_s, q_s, q_d, queries - m, M, D, D_COLS, EDGE)
-        peak, log_sum, delta = statistics(peak_ptr + m, log_sum_ptr + m, delta_ptr + m, queries - m, M)
+        peak, log_sum, delta = statistics(peak_ptr + m, log_sum_ptr + m, delta_ptr + m, queries - m, M, PLAIN, EDGE)
         i = m + tl.arange(0, M)[None, :]
         qk = tl.dot(k, tl.trans(q), input_precision="ieee")
         s, inner, outer = scores(
             qk, b, h, i, j, queries, keys, left, right, scale, softcap, slope, bias_ptr, bias_s, bias_n, mask_ptr, mask_s,
             mask_n, PLAIN, SOFTCAP, ALIBI, BIAS, MASK, SCORE, SCORE_GRADIENT, LEFT, RIGHT, EDGE, True, ACCURATE,
         )  # fmt: skip
-        p = probabilities(s, peak[None, :], log_sum[None, :], scale, PLAIN)
+        p = probabilities(s, peak, log_sum, scale, 1, PLAIN)
         do = read(do_ptr + tl.cast(m, tl.int64) * do_s, do_s, do_d, queries - m, M, DV, DV_COLS, EDGE)
         dp = tl.dot(v, tl.trans(do), input_precision="ieee")
         if DROPOUT:
@@ -151,7 +166,7 @@ def score_gradients(
         qk, b, h, i, j, queries, keys, left, right, scale, softcap, slope, bias_ptr, bias_s, bias_n, mask_ptr, mask_s, mask_n,
         PLAIN, SOFTCAP, ALIBI, BIAS, MASK, SCORE, SCORE_GRADIENT, LEFT, RIGHT, EDGE, True, ACCURATE,
     )  # fmt: skip
-    p = probabilities(s, peak[:, None], log_sum[:, None], scale, PLAIN)
+    p = probabilities(s, peak, log_sum, scale, 0, PLAIN)
     dp = tl.dot(do, tl.trans(v), input_precision="ieee")
     if DROPOUT:
         dp = tl.where(kept(row, n, pitch, seed, offset, last, M, N), dp * keep_scale, 0.0)
@@ -213,7 +228,9 @@ def query_gradients(
     mask_ptr, bias_ptr = base(mask_ptr, b, h, b, mask_b, mask_h, 0), base(bias_ptr, b, h, b, bias_b, bias_h, 0)
     q = read(base(q_ptr, b, h, start + m, q_b, q_h, q_s), q_s, q_d, queries - m, M, D, D_COLS, True)
     do = read(base(do_ptr, b, h, start + m, do_b, do_h, do_s), do_s, do_d, queries - m, M, DV, DV_COLS, True)
-    peak, log_sum, delta = statistics(peak_ptr + first, log_sum_ptr + first, delta_ptr + first, queries - m, M)
+    peak, log_sum, delta = statistics(
+        peak_ptr + first, log_sum_ptr + first, delta_ptr + first, queries - m, M, PLAIN, True
+    )
     row = first + tl.arange(0, M)
     dq = tl.zeros([M, D_COLS], tl.float32)
     begin, inner, outer, end = visible(m, tl.minimum(queries - m, M), queries, keys, left, right, LEFT, RIGHT, N)
@@ -266,7 +283,7 @@ def bias_gradient(
                 q = read(base(q_ptr, b, h, m, q_b, q_h, q_s), q_s, q_d, query_tokens - m, M, D, D_COLS, True)
                 do = read(base(do_ptr, b, h, m, do_b, do_h, do_s), do_s, do_d, query_tokens - m, M, DV, DV_COLS, True)
                 peak, log_sum, delta = statistics(
-                    peak_ptr + first, log_sum_ptr + first, delta_ptr + first, query_tokens - m, M
+                    peak_ptr + first, log_sum_ptr + first, delta_ptr + first, query_tokens - m, M, False, True
                 )
                 rows = tl.minimum(query_tokens - m, M)
                 begin, _, _, end = visible(m, rows, query_tokens, key_tokens, left, right, LEFT, RIGHT, N)
