@@ -18,8 +18,8 @@ from weft.operators.attention.peers import fa3, flex, in_torch, same_as_torchs
 from weft.operators.attention.points import SCORES, SHAPES, VIEWS, cost, gradient_terms, inputs
 from weft.operators.attention.reference import reference
 from weft.operators.attention.score import Score
-from weft.operators.call import Choice, cast_for_products, guarded
-from weft.operators.checks import check_flag
+from weft.operators.call import Choice, cast_for_products, eager, guarded
+from weft.operators.checks import check_flag, is_number
 from weft.operators.dropout.seeds import check_seed
 
 # B batch (or N packed sequences), H heads of q, G heads of k and v, S queries, T keys, D head dim of q and k, Dv of v
@@ -203,6 +203,16 @@ def attention_function(
         "bias": bias, "score": score, "dropout": dropout, "seed": seed, "offset": offset, "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k, "return_lse": return_lse,
     }  # fmt: skip
+    tensors = (t for t in (mask, bias, sinks, alibi, cu_seqlens_q, cu_seqlens_k) if t is not None)
+    usual = (
+        isinstance(return_lse, bool) and is_number(dropout) and not (isinstance(alibi, Tensor) and alibi.requires_grad)
+    )
+    if usual and eager(q, k, v, *tensors, gradient=True, autocast=True):
+        parts = parts_of(q, k, v, **with_seed(q, named))
+        if FORWARD.of(parts[0], parts[1]) is not None:
+            if dropout:
+                check_seed(NAME, q, named["seed"], named["offset"])
+            return launched(parts, return_lse, PUBLIC)
     choice = choose(q, k, v, **named).implementation
     named = with_seed(q, named)
     if choice == "torch":

@@ -192,32 +192,29 @@ def unsupported(c: AttentionCall) -> str:
 # ---- tiles -----------------------------------------------------------------------------------------------------------
 
 
-def _fits(sm: int, size: int, c: Config, key_elements: int, query_elements: int) -> bool:
-    """Whether the tiles in flight, of so many elements a stage and beside it, fit in shared memory."""
-    return (c["num_stages"] * key_elements + query_elements) * size <= shared_limit(sm)
-
-
-def forward_heuristic(sm: int, dtype: torch.dtype, d: int) -> Config:
+def forward_heuristic(sm: int, dtype: torch.dtype, d: int, loads: bool) -> Config:
+    """``loads``: each score needs one of a mask or a bias, or random numbers, which take registers."""
     if INTERPRETING:
         return {"M": 32, "N": 32, "num_warps": 4, "num_stages": 1}
-    if dtype == torch.float32:
-        return {"M": 64 if d <= 64 else 32, "N": 32 if d <= 128 else 16, "num_warps": 4, "num_stages": 2}
+    if dtype == torch.float32:  # products without matrix units hold their operands in registers
+        return {"M": 64 if d <= 64 else 32, "N": 32 if d <= 64 else 16, "num_warps": 8, "num_stages": 2}
+    much = shared_limit(sm) > 2**17
     if d <= 64:
-        return {"M": 128, "N": 64, "num_warps": 4, "num_stages": 3}
+        return {"M": 128, "N": 64, "num_warps": 8 if loads else 4, "num_stages": 3}
     if d <= 128:
-        return {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3 if shared_limit(sm) > 2**17 else 2}
-    return {"M": 64, "N": 64 if shared_limit(sm) > 2**17 else 32, "num_warps": 8, "num_stages": 2}
+        return {"M": 128, "N": 64, "num_warps": 8, "num_stages": 3 if much else 2}
+    return {"M": 64, "N": 64 if much else 32, "num_warps": 8, "num_stages": 2}
 
 
 def gradient_heuristic(own: str, other: str) -> Any:
     """Of a kernel whose programs own tiles of queries ("M") or keys ("N") and walk the other. More than 4 warps want 128 rows:
-    of fewer all warps would make the same products."""
+    of fewer all warps would make the same products on matrix units."""
 
-    def config(sm: int, dtype: torch.dtype, d: int) -> Config:
+    def config(sm: int, dtype: torch.dtype, d: int, loads: bool) -> Config:
         if INTERPRETING:
             mine, theirs, warps, stages = 32, 32, 4, 1
         elif dtype == torch.float32:
-            mine, theirs, warps, stages = (32 if d <= 128 else 16), (32 if d <= 128 else 16), 4, 1
+            mine, theirs, warps, stages = (32 if d <= 64 else 16), (32 if d <= 64 else 16), 8, 1
         elif d <= 128:
             mine, theirs, warps, stages = 128, (64 if d <= 64 else 32), 8, 2
         else:
@@ -227,9 +224,10 @@ def gradient_heuristic(own: str, other: str) -> Any:
     return config
 
 
-def candidates(sm: int, dtype: torch.dtype, d: int) -> Any:
+def candidates(sm: int, dtype: torch.dtype, d: int, loads: bool) -> Any:
     for c in grid_of({"M": (32, 64, 128), "N": (32, 64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3, 4)}):
-        if _fits(sm, dtype.itemsize, c, 2 * c["N"] * d, c["M"] * d) and c["M"] * c["N"] <= 2048 * c["num_warps"]:
+        in_flight = (c["num_stages"] * 2 * c["N"] + c["M"]) * d * dtype.itemsize
+        if in_flight <= shared_limit(sm) and 1024 <= c["M"] * c["N"] // c["num_warps"] <= 2048:
             yield c
 
 
@@ -260,7 +258,6 @@ class _Launch:
     def __init__(self, c: AttentionCall):
         o, given = c.options, c.given
         self.c = c
-        self.size = max(bucket(c.d), bucket(c.dv))
         expanded = {n: given[n].expand(*c.q.shape[:3], c.key_tokens) for n in ("mask", "bias") if n in given}
         self.more: tuple[int, ...] = tuple(
             stride for n in ("mask", "bias") for stride in (expanded[n].stride() if n in expanded else (0, 0, 0, 0))
@@ -279,6 +276,10 @@ class _Launch:
         }  # fmt: skip
         self.dims = {"D": c.d, "DV": c.dv, "D_COLS": bucket(c.d), "DV_COLS": bucket(c.dv)}
 
+    def config(self, configurations: Configurations) -> Config:
+        loads = any(self.flags[name] for name in ("BIAS", "MASK", "DROPOUT"))
+        return configurations(self.c.q.device, self.c.q.dtype, max(bucket(self.c.d), bucket(self.c.dv)), loads)
+
     def slots(self, tokens: int, size: int) -> int:
         """Tiles of a head; of packed sequences as many as any lengths could need."""
         return tokens // size + self.c.batches + 1 if self.c.packed else triton.cdiv(tokens, size)
@@ -296,7 +297,7 @@ def forward_launch(c: AttentionCall) -> Plan:
     """Called with q, k, v, o, peak, log_sum, mask, bias, sinks, alibi, cu_q, cu_k, seed tensor (q for what there is not), seed,
     offset."""
     made = _Launch(c)
-    config = configuration(c.q.device, c.q.dtype, made.size)
+    config = made.config(configuration)
     o = result_like(c.q, c.dv, "meta")
     strides = tuple(stride for t in (c.q, c.k, c.v, o) for stride in _packed(t))
     return made.plan(kernels.forward, config, made.slots(c.query_tokens, config["M"]), c.heads, strides)
@@ -354,7 +355,7 @@ class Gradients(_Launch):
     @functools.cached_property
     def keys(self) -> Plan:
         c = self.c
-        config = keys_configuration(c.q.device, c.q.dtype, self.size)
+        config = self.config(keys_configuration)
         tensors = (c.q, c.k, c.v, c.do, _like(c.k), _like(c.v))
         strides = tuple(stride for t in tensors for stride in _packed(t))
         slots = self.slots(c.key_tokens, config["N"])
@@ -363,7 +364,7 @@ class Gradients(_Launch):
     @functools.cached_property
     def queries(self) -> Plan:
         c = self.c
-        config = queries_configuration(c.q.device, c.q.dtype, self.size)
+        config = self.config(queries_configuration)
         strides = tuple(stride for t in (c.q, c.k, c.v, c.do, _like(c.q)) for stride in _packed(t))
         slots = self.slots(c.query_tokens, config["M"])
         return self.plan(gradient_kernels.query_gradients, config, slots, c.heads, strides)
@@ -371,7 +372,7 @@ class Gradients(_Launch):
     @functools.cached_property
     def bias(self) -> Plan:
         c, bias = self.c, self.c.given["bias"]
-        config = queries_configuration(c.q.device, c.q.dtype, self.size)
+        config = self.config(queries_configuration)
         batches, heads, rows, columns = bias.shape
         one_row, one_column = rows == 1, columns == 1
         down = 1 if one_row else triton.cdiv(c.query_tokens, config["M"])

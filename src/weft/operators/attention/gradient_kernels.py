@@ -286,13 +286,13 @@ def bias_gradient(
                     peak_ptr + first, log_sum_ptr + first, delta_ptr + first, query_tokens - m, M, False, True
                 )
                 rows = tl.minimum(query_tokens - m, M)
-                begin, _, _, end = visible(m, rows, query_tokens, key_tokens, left, right, LEFT, RIGHT, N)
+                begin, _inner, _outer, end = visible(m, rows, query_tokens, key_tokens, left, right, LEFT, RIGHT, N)
                 if not ONE_COLUMN:
                     begin, end = tl.maximum(begin, n0), tl.minimum(end, n0 + N)
                 for n in range(begin, end, N):
                     k = read(k_at + tl.cast(n, tl.int64) * k_s, k_s, k_d, key_tokens - n, N, D, D_COLS, True)
                     v = read(v_at + tl.cast(n, tl.int64) * v_s, v_s, v_d, key_tokens - n, N, DV, DV_COLS, True)
-                    ds, _ = score_gradients(
+                    ds, _slope = score_gradients(
                         q, do, k, v, peak, log_sum, delta, bias_at, mask_at, b, h, m, n, query_tokens, key_tokens, left, right,
                         scale, softcap, slope, keep_scale, bias_s, bias_n, mask_s, mask_n, first + tl.arange(0, M), pitch,
                         seed, offset, last, M, N, False, SOFTCAP, ALIBI, True, MASK, SCORE, SCORE_GRADIENT, DROPOUT, LEFT,
