@@ -58,7 +58,7 @@ class Embedding(KernelFunction):
             return None, torch.zeros_like(table), None
         dy, vector = dy.reshape(ids.numel(), table.shape[1]), flat(ids)  # a copy only where rows have no one stride
         assert vector is not None  # forward launched with it
-        dtable = torch.empty_like(table)
+        dtable = torch.empty_like(table, memory_format=torch.contiguous_format)  # also of a transposed table
         padding = -1 if ctx.padding_idx is None else ctx.padding_idx % table.shape[0]
         BACKWARD.of((vector, dy, dtable), padding)(vector, dy, dtable)
         return None, dtable, None

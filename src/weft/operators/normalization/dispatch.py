@@ -22,6 +22,7 @@ from weft.operators.autograd import KernelFunction, differentiable, reference_gr
 from weft.operators.call import Choice, eager, guarded, is_distributed, on_gpu, promoted, traced, transformed
 from weft.operators.checks import check_device, check_eps, check_shape, check_tensor, check_vector
 from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.contiguous import as_if_contiguous, only_some
 from weft.operators.cuda import CTYPES, CudaPlan, flags, not_resident, pointer_aligned, resident, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
 from weft.operators.launch import Plans
@@ -95,20 +96,33 @@ class GradientCall(Call):
     """A backward call: ``(h, dy, more, weight, eps, config, added)``. A plan is called with ``(h, dy, more, weight, mean, rstd,
     dx, dweights)``: the gradient of ``norm(h) * weight + bias``, to which ``more`` is added if ``added``; mean and rstd, fp32
     [M], are LayerNorm's; dweights is [1, N] for the weight's gradient, or [2, N] with the bias's. Any tensor may stand for one
-    that the norm does not have."""
+    that the norm does not have. Of h, dy and more, those whose rows lie side by side are copied where others' do not; dx is
+    contiguous then."""
 
     def __init__(
         self, x: Tensor, dy: Tensor, more: Tensor, weight: Tensor, eps: float, config: NormConfig, added: bool
     ):
-        self.x, self.weight, self.eps, self.config, self.added, self.n = x, weight, eps, config, added, x.shape[-1]
+        self.weight, self.eps, self.config, self.added, self.n = weight, eps, config, added, x.shape[-1]
         self.sums = config.weighted * (2 if config.centered else 1)
-        copied = {1: rows_of(dy) is None, 2: rows_of(more) is None, 3: not weight.is_contiguous()}
+        of_x, of_dy, *of_more = only_some(*read_by_gradient(x, dy, more, added))
+        copied = {
+            0: of_x,
+            1: of_dy or rows_of(dy) is None,
+            2: any(of_more) or rows_of(more) is None,
+            3: not weight.is_contiguous(),
+        }
         self.copied = [i for i, needed in copied.items() if needed]
+        self.x = as_if_contiguous(x) if of_x else x
+        more = more if added else self.x
         # autograd may bring gradients of any strides (expanded, say)
         self.dy, self.more = (
             torch.empty(t.shape, dtype=t.dtype, device="meta") if i in self.copied else t
             for i, t in ((1, dy), (2, more))
         )
+
+
+def read_by_gradient(h: Tensor, dy: Tensor, more: Any, added: bool) -> tuple[Tensor, ...]:
+    return (h, dy, more) if added else (h, dy)
 
 
 def check(c: NormCall) -> None:
@@ -423,7 +437,8 @@ def gradients(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """``(dh, dweight, dbias)`` of ``(h, dy, more, weight)``; ``more`` is added to dh."""
     h, dy, more, weight = tensors
-    dh = torch.empty_like(h)
+    copied = not h.is_contiguous() and only_some(*read_by_gradient(h, dy, more, more is not None))[0]
+    dh = torch.empty_like(h, memory_format=torch.contiguous_format if copied else torch.preserve_format)
     sums = 0 if weight is None else 2 if config.centered else 1
     dweights = torch.empty((sums, h.shape[-1]), dtype=h.dtype if weight is None else weight.dtype, device=h.device)
     if dh.numel() == 0:

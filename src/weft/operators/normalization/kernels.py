@@ -18,6 +18,7 @@ from torch import Tensor
 
 from weft.operators import row_programs
 from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.contiguous import contiguous
 from weft.operators.launch import Plan, multiprocessors
 from weft.operators.layout import views
 from weft.operators.partial_sums import SummedPlan
@@ -278,7 +279,7 @@ def with_copies(launch: Callable[[Any], Any]) -> Callable[[Any], Any]:
         plan, copied = launch(c), c.copied
         if not copied:
             return plan
-        return lambda *tensors: plan(*(t.contiguous() if i in copied else t for i, t in enumerate(tensors)))
+        return lambda *tensors: plan(*(contiguous(t) if i in copied else t for i, t in enumerate(tensors)))
 
     return made
 

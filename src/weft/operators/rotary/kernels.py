@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.cuda import pointer_aligned
 from weft.operators.launch import INTERPRETING, Plan
 
 # B batch, S sequence, H heads of q, G heads of k, D head dim, R rotated columns; q [B, S, H, D], k [B, S, G, D]
@@ -38,20 +39,34 @@ def offsets(number, block, head_stride, token_stride, HEADS: tl.constexpr, TOKEN
 
 
 @triton.jit
+def read_columns(
+    ptr, inside, col_stride, N: tl.constexpr, COLS: tl.constexpr, PASSES: tl.constexpr, ROWS: tl.constexpr,
+    SPREAD: tl.constexpr,
+):  # fmt: skip
+    """N columns of each row, [PASSES, ROWS, COLS]. SPREAD: every other element of memory is a column, and all of them are
+    read, as vectors."""
+    if SPREAD:
+        col = tl.arange(0, 2 * COLS)[None, None, :]
+        x = tl.load(ptr + col, mask=inside & (col < 2 * N), eviction_policy="evict_last")
+        x, _ = tl.split(tl.reshape(x, [PASSES, ROWS, COLS, 2]))
+    else:
+        col = tl.arange(0, COLS)[None, None, :]
+        x = tl.load(ptr + col * col_stride, mask=inside & (col < N), eviction_policy="evict_last")
+    return x
+
+
+@triton.jit
 def read_rotated(
-    ptr, inside, col_stride,
-    HALF: tl.constexpr, COLS: tl.constexpr, PASSES: tl.constexpr, ROWS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    ptr, inside, col_stride, HALF: tl.constexpr, COLS: tl.constexpr, PASSES: tl.constexpr, ROWS: tl.constexpr,
+    INTERLEAVED: tl.constexpr, SPREAD: tl.constexpr,
 ):  # fmt: skip
     """The first and the second element of every pair, [PASSES, ROWS, COLS] each, as they lie in memory."""
     if INTERLEAVED:
-        col = tl.arange(0, 2 * COLS)[None, None, :]
-        x = tl.load(ptr + col * col_stride, mask=inside & (col < 2 * HALF), eviction_policy="evict_last")
+        x = read_columns(ptr, inside, col_stride, 2 * HALF, 2 * COLS, PASSES, ROWS, SPREAD)
         first, second = tl.split(tl.reshape(x, [PASSES, ROWS, COLS, 2]))
     else:
-        col = tl.arange(0, COLS)[None, None, :]
-        at = ptr + col * col_stride
-        first = tl.load(at, mask=inside & (col < HALF), eviction_policy="evict_last")
-        second = tl.load(at + HALF * col_stride, mask=inside & (col < HALF), eviction_policy="evict_last")
+        first = read_columns(ptr, inside, col_stride, HALF, COLS, PASSES, ROWS, SPREAD)
+        second = read_columns(ptr + HALF * col_stride, inside, col_stride, HALF, COLS, PASSES, ROWS, SPREAD)
     return first, second
 
 
@@ -102,7 +117,7 @@ def rotate(
     Q_HEADS: tl.constexpr, Q_PASSES: tl.constexpr, K_HEADS: tl.constexpr, K_PASSES: tl.constexpr,
     REST: tl.constexpr, REST_COLS: tl.constexpr, REST_ROWS: tl.constexpr,
     Q_REST_PASSES: tl.constexpr, K_REST_PASSES: tl.constexpr,
-    INTERLEAVED: tl.constexpr, CONJUGATE: tl.constexpr,
+    INTERLEAVED: tl.constexpr, CONJUGATE: tl.constexpr, SPREAD: tl.constexpr,
 ):  # fmt: skip
     """A program rotates Q_HEADS heads of q and K_HEADS of k of TOKENS tokens.
 
@@ -133,8 +148,8 @@ def rotate(
     k_inside = exists(k, block, G, tokens, K_HEADS, TOKENS)
     q_at = q_ptr + offsets(q, block, q_h, q_s, Q_HEADS, TOKENS)
     k_at = k_ptr + offsets(k, block, k_h, k_s, K_HEADS, TOKENS)
-    q1, q2 = read_rotated(q_at, q_inside, q_d, HALF, COLS, Q_PASSES, ROWS, INTERLEAVED)
-    k1, k2 = read_rotated(k_at, k_inside, k_d, HALF, COLS, K_PASSES, ROWS, INTERLEAVED)
+    q1, q2 = read_rotated(q_at, q_inside, q_d, HALF, COLS, Q_PASSES, ROWS, INTERLEAVED, SPREAD)
+    k1, k2 = read_rotated(k_at, k_inside, k_d, HALF, COLS, K_PASSES, ROWS, INTERLEAVED, SPREAD)
     if REST > 0:
         rest = tl.arange(0, REST_COLS)[None, None, :]
         q_number, k_number = row_numbers(Q_REST_PASSES, REST_ROWS), row_numbers(K_REST_PASSES, REST_ROWS)
@@ -177,6 +192,13 @@ def table_strides(table: Tensor) -> tuple[int, int, int]:
     return (0, *table.stride()) if table.ndim == 2 else table.stride()  # type: ignore[return-value]
 
 
+def every_other(x: Tensor, columns: int) -> bool:
+    """Whether a head is every other element of memory, and so many columns are whole vectors of that."""
+    count = 16 // x.element_size()
+    *strides, column = x.stride()
+    return column == 2 and 2 * columns % count == 0 and not any(s % count for s in strides) and pointer_aligned(x)
+
+
 # Where tokens lie closer than heads: bytes that a program takes of a head, and tokens of some heads that come before others
 RUN, CHUNK = 2048, 64 if INTERPRETING else 2048
 
@@ -212,7 +234,8 @@ def launch(c: Any) -> Plan:
     sizes |= {"K_HEADS": k_heads, "K_PASSES": passes(k_heads, rows)}
     sizes |= {"REST": rest, "REST_COLS": bucket(rest), "REST_ROWS": rest_rows}
     sizes |= {"Q_REST_PASSES": passes(q_heads, rest_rows), "K_REST_PASSES": passes(k_heads, rest_rows)}
-    constants = {**sizes, "INTERLEAVED": interleaved, "CONJUGATE": c.conjugate}
+    spread = all(every_other(t, half * (2 if interleaved else 1)) for t in (q, k))
+    constants = {**sizes, "INTERLEAVED": interleaved, "CONJUGATE": c.conjugate, "SPREAD": spread}
     strides = [*q.stride(), *k.stride(), *table_strides(c.cos), *table_strides(c.sin)]
     for result in results:
         strides += result.stride()

@@ -14,6 +14,7 @@ from weft.definition import Cost, Mutant, Operator, Workload, workload, workload
 from weft.operators import mutants, peers
 from weft.operators.autograd import differentiable
 from weft.operators.call import Choice, beside, eager, guarded, widened
+from weft.operators.contiguous import by_rows
 from weft.operators.launch import Plans
 from weft.operators.random_inputs import LAYOUTS, VALUES, drawn
 from weft.operators.softmax.dispatch import CAUSAL, MASKED_FORWARD
@@ -161,4 +162,4 @@ def causal_softmax_function(x: Tensor, scale: float = 1.0) -> Tensor:
         return y
     chosen = choose(x, scale).implementation
     (x,), scale = widened(x), float(scale)
-    return reference(x, scale) if chosen == "torch" else launched(x, scale, plans=PUBLIC)
+    return reference(x, scale) if chosen == "torch" else launched(by_rows(x), scale, plans=PUBLIC)

@@ -16,6 +16,7 @@ from weft.operators import row_cluster
 from weft.operators.call import FLOATS
 from weft.operators.checks import check_device, check_dim, check_shape, check_tensor, check_value
 from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.contiguous import side_by_side
 from weft.operators.cuda import CTYPES, CudaPlan, flags, pointer_aligned, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import multiprocessors
@@ -28,6 +29,7 @@ from weft.operators.softmax.kernels import launch_rows
 
 FOLDER = Path(__file__).parent
 MASK_COPY = "the mask's leading dimensions do not merge into three, so a copy would be needed"
+BESIDE = "rows that lie side by side: a contiguous copy is faster"
 ONE_STRIDE = "the leading dimensions do not collapse into rows of one stride, so a copy would be needed"
 
 
@@ -440,6 +442,7 @@ MASKED_FORWARD = Dispatch(
     EMPTY,
     Route("torch", lambda c: c.levels is None, MASK_COPY),
     Route("torch", lambda c: c.copy_needed, ONE_STRIDE),
+    Route("torch", lambda c: side_by_side(c.x), BESIDE),  # the public functions copy x before they call
     Route("torch", lambda c: c.mask_needs_gradient, "the mask needs a gradient, for which there is no kernel of ours"),
     Route("cuda", faster_than_triton, HELD_BY_BLOCK, launch_masked_rows, masked_rows_unsupported),
     *TRITON,

@@ -15,7 +15,8 @@ from torch import Tensor
 from weft.definition import Cost, Mutant, Operator, Tolerance, Workload, workload, workloads
 from weft.operators import mutants, peers
 from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
-from weft.operators.call import Choice, eager, guarded, widened
+from weft.operators.call import Choice, eager, guarded, on_gpu, traced, widened
+from weft.operators.contiguous import by_rows, needs_copy
 from weft.operators.launch import Plans
 from weft.operators.layout import readable
 from weft.operators.random_inputs import LAYOUTS, VALUES, drawn, random_tensor
@@ -62,6 +63,10 @@ class MaskedSoftmax(KernelFunction):
 
 
 def choose_masked(x: Tensor, mask: Tensor, scale: float, kind: str, direction: str) -> Choice:
+    if isinstance(x, Tensor) and on_gpu(x) and not traced(x) and needs_copy(x):
+        copy = x.new_empty(x.shape)
+        chosen = choose_masked(copy, copy if mask is x else mask, scale, kind, direction)
+        return Choice(chosen.implementation, f"of a contiguous copy: {chosen.reason}")
     chosen = MASKED_FORWARD.choose(x, mask, scale, kind)
     if direction == "forward" or chosen.implementation == "torch":
         return chosen
@@ -253,4 +258,4 @@ def masked_softmax_function(x: Tensor, mask: Tensor | None = None, scale: float 
         return y
     chosen = choose(x, mask, scale).implementation
     (x,), scale = widened(x), float(scale)
-    return reference(x, mask, scale) if chosen == "torch" else launched(x, mask, scale, plans=PUBLIC)
+    return reference(x, mask, scale) if chosen == "torch" else launched(by_rows(x), mask, scale, plans=PUBLIC)

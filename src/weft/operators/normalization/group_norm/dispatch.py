@@ -21,7 +21,7 @@ from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, flags, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors
-from weft.operators.normalization.group_norm import kernels
+from weft.operators.normalization.group_norm import adjacent, kernels
 from weft.operators.partial_sums import SummedPlan
 from weft.operators.row_cluster import MAX_CLUSTER, RowCluster
 from weft.operators.row_programs import row_tiles
@@ -77,6 +77,12 @@ def unit_of(views: Iterable[View], groups: int) -> dict[str, int]:
 
 
 NAME = "group_norm"
+SECTOR = 32  # bytes
+
+
+def in_slivers(x: Tensor, groups: int) -> bool:
+    """Whether channels are adjacent and those of a group fill no sector, so that each would be moved for several groups."""
+    return x.shape[1] // groups * x.element_size() < SECTOR and (x.numel() >= 2**20 or INTERPRETING)
 
 
 class OfGroups(Call):
@@ -114,6 +120,15 @@ class GroupNormCall(OfGroups):
     @property
     def layout(self) -> "Groups":
         return Groups(self.x, self.groups, forward_configuration, HELD)
+
+    @property
+    def views(self) -> list[View]:
+        """Of x and of the result."""
+        return views_of(self.x, like(self.x))
+
+    @property
+    def slivers(self) -> bool:
+        return in_slivers(self.x, self.groups) and all(v.c == 1 and v.s != 1 for v in self.views)
 
 
 class GradientCall(OfGroups):
@@ -249,7 +264,7 @@ def strides_of(*views: View) -> tuple[int, ...]:
 
 def _forward_arguments(c: GroupNormCall) -> tuple[tuple[int | float, ...], dict[str, Any]]:
     """Scalars and flags that both forward kernels take last."""
-    v, y = views_of(c.x, like(c.x))
+    v, y = c.views
     scalars = (*strides_of(v, y), *(0 if t is None else t.stride(0) for t in (c.weight, c.bias)), c.eps)
     known = {"WEIGHTED": c.weight is not None, "BIASED": c.bias is not None, "SAVED": c.saved}
     return scalars, {**known, **unit_of((v, y), c.groups)}
@@ -450,6 +465,7 @@ ONE_STRIDE = "spatial dimensions do not collapse into one stride: a kernel would
 CLUSTER = "10,240 elements a group or more: a cluster of blocks holds a group, which is read once"
 OF_BOTH = "a cluster of blocks holds x and dy of a group, which are read once"
 WHOLE = "a program holds whole groups in registers"
+SLIVERS = "channels of a group fill no sector of memory: statistics of channels first, then of groups"
 PARTS = "groups are cut into parts, read again out of L2"
 
 FORWARD = Dispatch(
@@ -459,6 +475,7 @@ FORWARD = Dispatch(
     EMPTY,
     Route("torch", lambda c: unsupported(c) != "", ONE_STRIDE),
     Route("cuda", cluster_is_faster, CLUSTER, cluster_launch, cluster_unsupported, sm=90),
+    Route("triton", lambda c: c.slivers, SLIVERS, adjacent.launch, unsupported),
     Route("triton", lambda c: c.layout.held, WHOLE, held_launch, unsupported),
     Route("triton", lambda c: True, PARTS, streamed_launch, unsupported),
 )

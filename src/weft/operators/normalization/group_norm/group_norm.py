@@ -15,10 +15,10 @@ from weft.definition import Cost, Declined, Mutant, Operator, Tolerance, Workloa
 from weft.operators import mutants, peers
 from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
 from weft.operators.call import Choice, eager, guarded, on_gpu
-from weft.operators.launch import INTERPRETING, Plans
-from weft.operators.normalization.group_norm.dispatch import BACKWARD, FORWARD, NAME, view_of, views_of
+from weft.operators.contiguous import contiguous
+from weft.operators.launch import Plans
+from weft.operators.normalization.group_norm.dispatch import BACKWARD, FORWARD, NAME, in_slivers, view_of, views_of
 from weft.operators.random_inputs import LAYOUTS, VALUES, drawn, random_tensor
-from weft.operators.transpose.dispatch import FORWARD as TRANSPOSE
 
 EPS = 1e-5
 
@@ -263,11 +263,9 @@ def present(x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
     return (x, *(t for t in (weight, bias) if t is not None))
 
 
-def in_slivers(x: Tensor, dy: Tensor, groups: int) -> bool:
-    """Whether channels are adjacent in one of them alone, and those of a group fill no sector of 32 bytes, so that each sector
-    would be moved for several groups."""
-    of_group = x.shape[1] // groups
-    if of_group * x.element_size() >= 32 or (x.numel() < 2**20 and not INTERPRETING):
+def one_in_slivers(x: Tensor, dy: Tensor, groups: int) -> bool:
+    """Whether channels are adjacent in one of them alone, and those of a group fill no sector."""
+    if not in_slivers(x, groups):
         return False
     v, of_dy = views_of(x, dy)
     return {(v.c, v.s) == (1, v.C), (of_dy.c, of_dy.s) == (1, v.C)} == {True, False} and 1 in (v.s, of_dy.s)
@@ -275,14 +273,7 @@ def in_slivers(x: Tensor, dy: Tensor, groups: int) -> bool:
 
 def by_channels(t: Tensor) -> Tensor:
     """t, or a contiguous copy if its channels are adjacent."""
-    if t.stride(1) != 1:
-        return t
-    spaces, copy = t.flatten(2).mT, torch.empty(t.shape, dtype=t.dtype, device=t.device)
-    plan = TRANSPOSE.of((spaces,))
-    if plan is None:
-        return copy.copy_(t)
-    plan(spaces, copy)
-    return copy
+    return t if t.stride(1) != 1 else contiguous(t.flatten(2)).view(t.shape)
 
 
 class GroupNorm(KernelFunction):
@@ -321,7 +312,7 @@ class GroupNorm(KernelFunction):
         else:
             if view_of(dy) is None:  # autograd may bring one of any strides
                 dy = torch.empty_like(x, dtype=dy.dtype).copy_(dy)
-            elif in_slivers(x, dy, groups):
+            elif one_in_slivers(x, dy, groups):
                 x, dy = by_channels(x), by_channels(dy)
                 dx = torch.empty_like(x)
             plan = ctx.kernels[1].of((x, dy, like), groups, weight is not None, summed)
