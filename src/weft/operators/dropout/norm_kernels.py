@@ -109,13 +109,17 @@ def backward_rows(
     h_ptr, dy_ptr, dh_ptr, w_ptr, dr_ptr, dx_ptr, partial_ptr,
     seed_ptr, seed: tl.uint64, offset: tl.uint64, last: tl.uint32, scale: tl.float32,
     M, N, dy_row, dy_col, dh_row, dh_col, eps,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr, SEED_IN_MEMORY: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, PER: tl.constexpr, SEED_IN_MEMORY: tl.constexpr,
 ):  # fmt: skip
     """dr = dh + rstd * (w*dy - xhat * mean(w*dy * xhat)), xhat = h * rstd; dx = dropout(dr); partial[program, :] = sum over its
-    rows of dy * xhat. A persistent grid: program p takes row blocks p, p + programs, …"""
-    col = tl.arange(0, BLOCK)
+    rows of dy * xhat. A persistent grid: program p takes row blocks p, p + programs, … A row is held in a tile of BLOCK
+    columns, and in one of TAIL behind it where BLOCK is less than N."""
+    col, rest = tl.arange(0, BLOCK), BLOCK + tl.arange(0, max(TAIL, 1))
     w = tl.load(w_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
     dw = tl.zeros([ROWS, BLOCK], tl.float32)
+    if TAIL > 0:
+        w_rest = tl.load(w_ptr + rest, mask=rest < N, other=0.0).to(tl.float32)[None, :]
+        dw_rest = tl.zeros([ROWS, TAIL], tl.float32)
     if SEED_IN_MEMORY:
         seed = tl.load(seed_ptr)
     for block in range(tl.program_id(0), tl.cdiv(M, ROWS), tl.num_programs(0)):
@@ -124,14 +128,35 @@ def backward_rows(
         h = read_rows(h_ptr, row, col, N, 1, inside)
         dy = read_rows(dy_ptr, row, col, dy_row, dy_col, inside)
         dh = read_rows(dh_ptr, row, col, dh_row, dh_col, inside)
-        rstd = tl.rsqrt(tl.sum(h * h, axis=1) / N + eps)[:, None]
+        squares = tl.sum(h * h, axis=1)
+        if TAIL > 0:
+            behind = (row[:, None] < M) & (rest[None, :] < N)
+            h_rest = read_rows(h_ptr, row, rest, N, 1, behind)
+            dy_rest = read_rows(dy_ptr, row, rest, dy_row, dy_col, behind)
+            dh_rest = read_rows(dh_ptr, row, rest, dh_row, dh_col, behind)
+            squares += tl.sum(h_rest * h_rest, axis=1)
+        rstd = tl.rsqrt(squares / N + eps)[:, None]
         xhat, g = h * rstd, dy * w
         dw += dy * xhat
-        dr = dh + rstd * (g - xhat * (tl.sum(g * xhat, axis=1) / N)[:, None])
+        along = tl.sum(g * xhat, axis=1)
+        if TAIL > 0:
+            xhat_rest, g_rest = h_rest * rstd, dy_rest * w_rest
+            dw_rest += dy_rest * xhat_rest
+            along += tl.sum(g_rest * xhat_rest, axis=1)
+        along = (along / N)[:, None]
+        dr = dh + rstd * (g - xhat * along)
         write_rows(dr_ptr, row, col, N, inside, dr)
         dx = dropped(dr, parts_of(row, 0, N, BLOCK, PER), seed, offset, last, PER) * scale
         write_rows(dx_ptr, row, col, N, inside, dx)
-    tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * N + col, tl.sum(dw, axis=0), mask=col < N)
+        if TAIL > 0:
+            dr = dh_rest + rstd * (g_rest - xhat_rest * along)
+            write_rows(dr_ptr, row, rest, N, behind, dr)
+            dx = dropped(dr, parts_of(row, BLOCK, N, TAIL, PER), seed, offset, last, PER) * scale
+            write_rows(dx_ptr, row, rest, N, behind, dx)
+    partial_ptr += tl.program_id(0).to(tl.int64) * N
+    tl.store(partial_ptr + col, tl.sum(dw, axis=0), mask=col < N)
+    if TAIL > 0:
+        tl.store(partial_ptr + rest, tl.sum(dw_rest, axis=0), mask=rest < N)
 
 
 @triton.jit
@@ -246,7 +271,9 @@ def gradient_rows(c: Any) -> GradientPlan:
     """Of a ``GradientCall`` (dispatch.py)."""
     (m, n, *_), (_, _, *dy_strides), (_, _, *dh_strides) = views(c.h, c.dy, c.dh)
     config = backward_configuration(c.h.device, c.h.dtype, bucket(n))
-    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n, LEAST_BLOCK), **_random(c)}
+    tail = config.get("TAIL", 0)
+    block = bucket(n) // 2 if tail else bucket(n, LEAST_BLOCK)
+    tile = {"ROWS": config["ROWS"], "BLOCK": block, "TAIL": tail, **_random(c)}
     parts = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.h.device) * config["PROGRAMS"])
     scalars = (m, n, *dy_strides, *dh_strides, c.eps)
     return GradientPlan(m, n, Plan(backward_rows, (parts,), scalars, tile, config["num_warps"]), parts)

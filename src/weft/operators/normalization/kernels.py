@@ -149,49 +149,99 @@ def norm_long_rows(
 
 
 @triton.jit
+def weights_and_sums(w_ptr, col, N, ROWS: tl.constexpr, WEIGHTED: tl.constexpr):
+    """The weight of these columns, and their partial sums of weight's and bias's gradients, none yet."""
+    if WEIGHTED:
+        zeros = tl.zeros([ROWS, col.shape[0]], tl.float32)
+        return read(w_ptr + col, col < N)[None, :], zeros, zeros
+    else:
+        return 1.0, 0.0, 0.0
+
+
+@triton.jit
+def added(x, dy, mean, rstd, w, dw, db, inside, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr):
+    """xhat and g = w * dy, and the sums with these rows in them."""
+    if CENTERED:
+        xhat = tl.where(inside, (x - mean) * rstd, 0.0)
+    else:
+        xhat = x * rstd
+    g = dy
+    if WEIGHTED:
+        dw += dy * xhat
+        if CENTERED:
+            db += dy
+        g = dy * w
+    return xhat, g, dw, db
+
+
+@triton.jit
+def write_sums(dw_ptr, db_ptr, col, N, dw, db, CENTERED: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * N + col
+    tl.store(dw_ptr + at, tl.sum(dw, axis=0), mask=col < N)
+    if CENTERED:
+        tl.store(db_ptr + at, tl.sum(db, axis=0), mask=col < N)
+
+
+@triton.jit
 def gradient_rows(
     x_ptr, dy_ptr, more_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, M, N, x_row, x_col, dy_row, dy_col, more_row,
-    more_col, dx_row, dx_col, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    more_col, dx_row, dx_col, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
     CENTERED: tl.constexpr, WEIGHTED: tl.constexpr, MORE: tl.constexpr,
 ):  # fmt: skip
     """A persistent grid: program p takes row blocks p, p + programs, … and leaves its sums in row p of dw and db. Without
-    CENTERED there is no mean, and rstd is computed again, which costs no memory traffic."""
-    col = tl.arange(0, BLOCK)
-    in_row = col < N
-    if WEIGHTED:
-        w = read(w_ptr + col, in_row)[None, :]
-        dw = tl.zeros([ROWS, BLOCK], tl.float32)
-        if CENTERED:
-            db = tl.zeros([ROWS, BLOCK], tl.float32)
+    CENTERED there is no mean, and rstd is computed again, which costs no memory traffic. A row is held in a tile of BLOCK
+    columns, and in one of TAIL behind it where BLOCK is less than N (``row_programs.tail_of``)."""
+    col, rest = tl.arange(0, BLOCK), BLOCK + tl.arange(0, max(TAIL, 1))
+    w, dw, db = weights_and_sums(w_ptr, col, N, ROWS, WEIGHTED)
+    if TAIL > 0:
+        w_rest, dw_rest, db_rest = weights_and_sums(w_ptr, rest, N, ROWS, WEIGHTED)
     for block in range(tl.program_id(0), tl.cdiv(M, ROWS), tl.num_programs(0)):
         row = (block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-        inside = (row[:, None] < M) & in_row[None, :]
+        inside = (row[:, None] < M) & (col < N)[None, :]
+        behind = (row[:, None] < M) & (rest < N)[None, :]
         x = read(tile(x_ptr, row, x_row, col, x_col), inside)
         dy = read(tile(dy_ptr, row, dy_row, col, dy_col), inside)
+        if TAIL > 0:
+            x_rest = read(tile(x_ptr, row, x_row, rest, x_col), behind)
+            dy_rest = read(tile(dy_ptr, row, dy_row, rest, dy_col), behind)
+        mean = 0.0
         if CENTERED:
             rstd = tl.load(rstd_ptr + row, mask=row < M, other=0.0)[:, None]
-            xhat = tl.where(inside, (x - tl.load(mean_ptr + row, mask=row < M, other=0.0)[:, None]) * rstd, 0.0)
+            mean = tl.load(mean_ptr + row, mask=row < M, other=0.0)[:, None]
         else:
-            rstd = reciprocal_root(tl.sum(x * x, axis=1) / N, eps)[:, None]
-            xhat = x * rstd
-        g = dy
-        if WEIGHTED:
-            dw += dy * xhat
-            if CENTERED:
-                db += dy
-            g = dy * w
-        dx = g - xhat * (tl.sum(g * xhat, axis=1) / N)[:, None]
+            squares = tl.sum(x * x, axis=1)
+            if TAIL > 0:
+                squares += tl.sum(x_rest * x_rest, axis=1)
+            rstd = reciprocal_root(squares / N, eps)[:, None]
+        xhat, g, dw, db = added(x, dy, mean, rstd, w, dw, db, inside, CENTERED, WEIGHTED)
+        along = tl.sum(g * xhat, axis=1)
+        if TAIL > 0:
+            xhat_rest, g_rest, dw_rest, db_rest = added(
+                x_rest, dy_rest, mean, rstd, w_rest, dw_rest, db_rest, behind, CENTERED, WEIGHTED
+            )
+            along += tl.sum(g_rest * xhat_rest, axis=1)
+        dx = g - xhat * (along / N)[:, None]
         if CENTERED:
-            dx -= (tl.sum(g, axis=1) / N)[:, None]
+            level = tl.sum(g, axis=1)
+            if TAIL > 0:
+                level += tl.sum(g_rest, axis=1)
+            dx -= (level / N)[:, None]
         dx *= rstd
         if MORE:
             dx += read(tile(more_ptr, row, more_row, col, more_col), inside)
         write(tile(dx_ptr, row, dx_row, col, dx_col), dx, inside)
+        if TAIL > 0:
+            dx = g_rest - xhat_rest * (along / N)[:, None]
+            if CENTERED:
+                dx -= (level / N)[:, None]
+            dx *= rstd
+            if MORE:
+                dx += read(tile(more_ptr, row, more_row, rest, more_col), behind)
+            write(tile(dx_ptr, row, dx_row, rest, dx_col), dx, behind)
     if WEIGHTED:
-        at = tl.program_id(0).to(tl.int64) * N + col
-        tl.store(dw_ptr + at, tl.sum(dw, axis=0), mask=in_row)
-        if CENTERED:
-            tl.store(db_ptr + at, tl.sum(db, axis=0), mask=in_row)
+        write_sums(dw_ptr, db_ptr, col, N, dw, db, CENTERED)
+        if TAIL > 0:
+            write_sums(dw_ptr, db_ptr, rest, N, dw_rest, db_rest, CENTERED)
 
 
 @triton.jit
@@ -368,7 +418,9 @@ def gradient_rows_launch(c: Any) -> SummedPlan:
     config = pieces or backward_configuration(c.x.device, c.x.dtype, bucket(n))
     each = config["PROGRAMS"] - (config["PROGRAMS"] // 4 * crowded(c, n) if pieces else 0)
     programs = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.x.device) * each)
-    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n), **c.config.flags, "MORE": c.added}
+    tail = config.get("TAIL", 0)
+    block = bucket(n) // 2 if tail else bucket(n)
+    tile = {"ROWS": config["ROWS"], "BLOCK": block, "TAIL": tail, **c.config.flags, "MORE": c.added}
     rows = Plan(gradient_rows, (programs,), (m, n, *x_s, *dy_s, *more_s, *dx_s, c.eps), tile, config["num_warps"])
     return SummedPlan(rows, programs, n, c.sums)
 

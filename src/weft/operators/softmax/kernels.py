@@ -13,7 +13,7 @@ import triton.language as tl
 from weft.operators import row_programs
 from weft.operators.configs import Configurations, bucket
 from weft.operators.launch import Plan
-from weft.operators.row_programs import candidates, fitted, heuristic, in_pieces, lie_apart, side_by_side
+from weft.operators.row_programs import candidates, fitted, heuristic, in_pieces, lie_apart, side_by_side, tail_of
 
 
 @triton.jit
@@ -38,29 +38,58 @@ def online_step(x, maximum, total, ACCURATE: tl.constexpr):
     return higher, total * exponential(maximum - base, ACCURATE) + exponential(x - base, ACCURATE)
 
 
+# A whole row is held in [ROWS, BLOCK] with BLOCK >= N, or where that is much padding in [ROWS, BLOCK] and a TAIL of fewer
+# columns behind it, [ROWS, TAIL]: both are powers of two, and of their sum less is padding (``row_programs.tail_of``).
+
+
+@triton.jit
+def read_columns(ptr, row, col, inside, row_stride, col_stride, other):
+    """The columns ``col`` of each row, in fp32."""
+    at = ptr + row[:, None] * row_stride + col[None, :] * col_stride
+    return tl.load(at, mask=inside, other=other, eviction_policy="evict_last").to(tl.float32)
+
+
+@triton.jit
+def write_columns(ptr, row, col, inside, row_stride, col_stride, value):
+    at = ptr + row[:, None] * row_stride + col[None, :] * col_stride
+    tl.store(at, value.to(ptr.dtype.element_ty), mask=inside)
+
+
 # ---- softmax and log-softmax -------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def softmax_rows(
     x_ptr, y_ptr, M, N, x_row, x_col, y_row, y_col,
-    LOG: tl.constexpr, ACCURATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    LOG: tl.constexpr, ACCURATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
-    """y[m, :] = exp(x[m, :] - max) / sum, or with LOG x[m, :] - max - log(sum). One program holds ROWS whole rows,
-    [ROWS, BLOCK] with BLOCK >= N."""
+    """y[m, :] = exp(x[m, :] - max) / sum, or with LOG x[m, :] - max - log(sum). One program holds ROWS whole rows."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # int64: row * stride may pass 2**31
-    col = tl.arange(0, BLOCK)
+    col, rest = tl.arange(0, BLOCK), BLOCK + tl.arange(0, max(TAIL, 1))
     inside = (row[:, None] < M) & (col[None, :] < N)
-    x_ptr += row[:, None] * x_row + col[None, :] * x_col
-    x = tl.load(x_ptr, mask=inside, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
-    x -= tl.max(x, axis=1)[:, None]  # a row of only -inf gives NaN, as in PyTorch
+    behind = (row[:, None] < M) & (rest[None, :] < N)
+    x = read_columns(x_ptr, row, col, inside, x_row, x_col, -float("inf"))
+    most = tl.max(x, axis=1)
+    if TAIL > 0:
+        tail = read_columns(x_ptr, row, rest, behind, x_row, x_col, -float("inf"))
+        most = tl.maximum(most, tl.max(tail, axis=1))
+    x -= most[:, None]  # a row of only -inf gives NaN, as in PyTorch
     e = exponential(x, ACCURATE)
     total = tl.sum(e, axis=1)
+    if TAIL > 0:
+        tail -= most[:, None]
+        e_tail = exponential(tail, ACCURATE)
+        total += tl.sum(e_tail, axis=1)
     if LOG:
-        y = x - tl.log(total)[:, None]
+        level = tl.log(total)[:, None]
+        write_columns(y_ptr, row, col, inside, y_row, y_col, x - level)
+        if TAIL > 0:
+            write_columns(y_ptr, row, rest, behind, y_row, y_col, tail - level)
     else:
-        y = e * tl.div_rn(1.0, total)[:, None]  # one exact division a row
-    tl.store(y_ptr + row[:, None] * y_row + col[None, :] * y_col, y.to(y_ptr.dtype.element_ty), mask=inside)
+        factor = tl.div_rn(1.0, total)[:, None]  # one exact division a row
+        write_columns(y_ptr, row, col, inside, y_row, y_col, e * factor)
+        if TAIL > 0:
+            write_columns(y_ptr, row, rest, behind, y_row, y_col, e_tail * factor)
 
 
 @triton.jit
@@ -143,25 +172,34 @@ def scores(x, mask_ptr, col_stride, col, inside, sees, scale, MASK: tl.constexpr
 def masked_softmax_rows(
     x_ptr, mask_ptr, y_ptr, M, N, S, x_row, x_col, y_row, y_col, m1, m2, s0, s1, s2, mask_col, scale,
     MASK: tl.constexpr, CAUSAL: tl.constexpr, ACCURATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    TAIL: tl.constexpr,
 ):  # fmt: skip
     """One program holds ROWS whole rows."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    col = tl.arange(0, BLOCK)
-    columns = tl.where(row < M, N, 0)[:, None]  # of each row: none beyond the last one
-    read = col[None, :] < columns
-    sees = columns
+    col, rest = tl.arange(0, BLOCK), BLOCK + tl.arange(0, max(TAIL, 1))
+    columns = tl.where(row < M, N, 0)[:, None]
+    sees, read = columns, columns
     if CAUSAL:
         sees = seen_by(ROWS, M, N, S)
-        read = col[None, :] < tl.minimum(round_up_to_16(sees), N)
-    x_ptr += row[:, None] * x_row + col[None, :] * x_col
-    x = tl.load(x_ptr, mask=read, other=0.0, eviction_policy="evict_last")
+        read = tl.minimum(round_up_to_16(sees), N)
     if MASK:
         mask_ptr += mask_row(row, m1, m2, s0, s1, s2)[:, None]
-    x = scores(x, mask_ptr, mask_col, col[None, :], read, sees, scale, MASK)
-    e = exponential(x - tl.max(x, axis=1)[:, None], ACCURATE)  # a row without any column is NaN, as in PyTorch
-    y = e * tl.div_rn(1.0, tl.sum(e, axis=1))[:, None]
-    y_ptr += row[:, None] * y_row + col[None, :] * y_col
-    tl.store(y_ptr, y.to(y_ptr.dtype.element_ty), mask=col[None, :] < columns)
+    x = read_columns(x_ptr, row, col, col[None, :] < read, x_row, x_col, 0.0)
+    x = scores(x, mask_ptr, mask_col, col[None, :], col[None, :] < read, sees, scale, MASK)
+    most = tl.max(x, axis=1)
+    if TAIL > 0:
+        tail = read_columns(x_ptr, row, rest, rest[None, :] < read, x_row, x_col, 0.0)
+        tail = scores(tail, mask_ptr, mask_col, rest[None, :], rest[None, :] < read, sees, scale, MASK)
+        most = tl.maximum(most, tl.max(tail, axis=1))
+    e = exponential(x - most[:, None], ACCURATE)  # a row without any column is NaN, as in PyTorch
+    total = tl.sum(e, axis=1)
+    if TAIL > 0:
+        e_tail = exponential(tail - most[:, None], ACCURATE)
+        total += tl.sum(e_tail, axis=1)
+    factor = tl.div_rn(1.0, total)[:, None]
+    write_columns(y_ptr, row, col, col[None, :] < columns, y_row, y_col, e * factor)
+    if TAIL > 0:
+        write_columns(y_ptr, row, rest, rest[None, :] < columns, y_row, y_col, e_tail * factor)
 
 
 @triton.jit
@@ -201,33 +239,61 @@ def masked_softmax_long_rows(
 
 
 @triton.jit
+def read_seen(ptr, row, col, read, sees, row_stride, col_stride, CAUSAL: tl.constexpr):
+    """Columns of each row, 0 where a causal mask hides them."""
+    x = read_columns(ptr, row, col, col[None, :] < read, row_stride, col_stride, 0.0)
+    if CAUSAL:
+        x = tl.where(col[None, :] < sees, x, 0.0)
+    return x
+
+
+@triton.jit
+def term(y, dy, LOG: tl.constexpr):
+    """What is summed over a row."""
+    if LOG:
+        return dy
+    else:
+        return y * dy
+
+
+@triton.jit
+def gradient(y, dy, total, scale, LOG: tl.constexpr, ACCURATE: tl.constexpr):
+    if LOG:
+        return dy - exponential(y, ACCURATE) * total
+    else:
+        return scale * y * (dy - total)
+
+
+@triton.jit
 def softmax_backward_rows(
     y_ptr, dy_ptr, dx_ptr, M, N, S, y_row, y_col, dy_row, dy_col, dx_row, dx_col, scale, LOG: tl.constexpr,
-    CAUSAL: tl.constexpr, ACCURATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr, ACCURATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """dx = scale * y * (dy - sum(y * dy)), or with LOG dy - exp(y) * sum(dy); whole rows in registers. What a causal mask hides
     is neither read nor given a gradient; another mask is not needed."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    col = tl.arange(0, BLOCK)
-    inside = col[None, :] < tl.where(row < M, N, 0)[:, None]
-    read = inside
+    col, rest = tl.arange(0, BLOCK), BLOCK + tl.arange(0, max(TAIL, 1))
+    columns = tl.where(row < M, N, 0)[:, None]
+    sees, read = columns, columns
     if CAUSAL:
         sees = seen_by(ROWS, M, N, S)
-        read = col[None, :] < tl.minimum(round_up_to_16(sees), N)
-    y_ptr += row[:, None] * y_row + col[None, :] * y_col
-    dy_ptr += row[:, None] * dy_row + col[None, :] * dy_col
-    y = tl.load(y_ptr, mask=read, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    dy = tl.load(dy_ptr, mask=read, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    if CAUSAL:
-        y = tl.where(col[None, :] < sees, y, 0.0)
-        dy = tl.where(col[None, :] < sees, dy, 0.0)
-    if LOG:
-        dx = dy - exponential(y, ACCURATE) * tl.sum(dy, axis=1)[:, None]
-    else:
-        dx = scale * y * (dy - tl.sum(y * dy, axis=1)[:, None])
+        read = tl.minimum(round_up_to_16(sees), N)
+    y = read_seen(y_ptr, row, col, read, sees, y_row, y_col, CAUSAL)
+    dy = read_seen(dy_ptr, row, col, read, sees, dy_row, dy_col, CAUSAL)
+    total = tl.sum(term(y, dy, LOG), axis=1)
+    if TAIL > 0:
+        y_tail = read_seen(y_ptr, row, rest, read, sees, y_row, y_col, CAUSAL)
+        dy_tail = read_seen(dy_ptr, row, rest, read, sees, dy_row, dy_col, CAUSAL)
+        total += tl.sum(term(y_tail, dy_tail, LOG), axis=1)
+    dx = gradient(y, dy, total[:, None], scale, LOG, ACCURATE)
     if CAUSAL:
         dx = tl.where(col[None, :] < sees, dx, 0.0)
-    tl.store(dx_ptr + row[:, None] * dx_row + col[None, :] * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+    write_columns(dx_ptr, row, col, col[None, :] < columns, dx_row, dx_col, dx)
+    if TAIL > 0:
+        dx = gradient(y_tail, dy_tail, total[:, None], scale, LOG, ACCURATE)
+        if CAUSAL:
+            dx = tl.where(rest[None, :] < sees, dx, 0.0)
+        write_columns(dx_ptr, row, rest, rest[None, :] < columns, dx_row, dx_col, dx)
 
 
 @triton.jit
@@ -248,20 +314,17 @@ def softmax_backward_long_rows(
     total = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in range(0, most, BLOCK):
         c = (start + tl.arange(0, BLOCK)).to(tl.int64)[None, :]
-        term = tl.load(dy_ptr + c * dy_col, mask=c < sees, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        each = tl.load(dy_ptr + c * dy_col, mask=c < sees, other=0.0, eviction_policy="evict_last").to(tl.float32)
         if not LOG:
-            term *= tl.load(y_ptr + c * y_col, mask=c < sees, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        total += term
+            each *= tl.load(y_ptr + c * y_col, mask=c < sees, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        total += each
     s = tl.sum(total, axis=1)[:, None]
     last: tl.constexpr = "evict_last" if LOG else "evict_first"  # of y, which LOG reads here for the first time
     for start in range(0, N, BLOCK):
         c = (start + tl.arange(0, BLOCK)).to(tl.int64)[None, :]
         y = tl.load(y_ptr + c * y_col, mask=c < sees, other=0.0, eviction_policy=last).to(tl.float32)
         dy = tl.load(dy_ptr + c * dy_col, mask=c < sees, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        if LOG:
-            dx = dy - exponential(y, ACCURATE) * s
-        else:
-            dx = scale * y * (dy - s)
+        dx = gradient(y, dy, s, scale, LOG, ACCURATE)
         if CAUSAL:
             dx = tl.where(c < sees, dx, 0.0)
         tl.store(dx_ptr + c * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=c < columns)
@@ -278,7 +341,7 @@ def launch_rows(c: Any) -> Plan:
     elif pieces and c.n > 8192 and c.name in ("forward", "log_softmax"):
         config = {"ROWS": 1, "BLOCK": 4096, "num_warps": 8}  # less padding, and more rows in flight
     else:
-        config = fitted(config, c.x, c.n, pieces)
+        config = {**fitted(config, c.x, c.n, pieces), "TAIL": tail_of(c.n) if c.n <= 1024 else 0}
     return row_programs.plan(c.triton, config, c.m, c.n, (c.m, *scalars), flags)
 
 
