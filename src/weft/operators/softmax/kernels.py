@@ -43,16 +43,18 @@ def online_step(x, maximum, total, ACCURATE: tl.constexpr):
 
 
 @triton.jit
-def read_columns(ptr, row, col, inside, row_stride, col_stride, other):
-    """The columns ``col`` of each row, in fp32."""
-    at = ptr + row[:, None] * row_stride + col[None, :] * col_stride
+def tile(ptr, row, col, row_stride, col_stride):
+    return ptr + row[:, None] * row_stride + col[None, :] * col_stride
+
+
+@triton.jit
+def read(at, inside, other):
     return tl.load(at, mask=inside, other=other, eviction_policy="evict_last").to(tl.float32)
 
 
 @triton.jit
-def write_columns(ptr, row, col, inside, row_stride, col_stride, value):
-    at = ptr + row[:, None] * row_stride + col[None, :] * col_stride
-    tl.store(at, value.to(ptr.dtype.element_ty), mask=inside)
+def write(at, value, inside):
+    tl.store(at, value.to(at.dtype.element_ty), mask=inside)
 
 
 # ---- softmax and log-softmax -------------------------------------------------------------------------------------------
@@ -68,10 +70,10 @@ def softmax_rows(
     col, rest = tl.arange(0, BLOCK), BLOCK + tl.arange(0, max(TAIL, 1))
     inside = (row[:, None] < M) & (col[None, :] < N)
     behind = (row[:, None] < M) & (rest[None, :] < N)
-    x = read_columns(x_ptr, row, col, inside, x_row, x_col, -float("inf"))
+    x = read(tile(x_ptr, row, col, x_row, x_col), inside, -float("inf"))
     most = tl.max(x, axis=1)
     if TAIL > 0:
-        tail = read_columns(x_ptr, row, rest, behind, x_row, x_col, -float("inf"))
+        tail = read(tile(x_ptr, row, rest, x_row, x_col), behind, -float("inf"))
         most = tl.maximum(most, tl.max(tail, axis=1))
     x -= most[:, None]  # a row of only -inf gives NaN, as in PyTorch
     e = exponential(x, ACCURATE)
@@ -82,14 +84,14 @@ def softmax_rows(
         total += tl.sum(e_tail, axis=1)
     if LOG:
         level = tl.log(total)[:, None]
-        write_columns(y_ptr, row, col, inside, y_row, y_col, x - level)
+        write(tile(y_ptr, row, col, y_row, y_col), x - level, inside)
         if TAIL > 0:
-            write_columns(y_ptr, row, rest, behind, y_row, y_col, tail - level)
+            write(tile(y_ptr, row, rest, y_row, y_col), tail - level, behind)
     else:
         factor = tl.div_rn(1.0, total)[:, None]  # one exact division a row
-        write_columns(y_ptr, row, col, inside, y_row, y_col, e * factor)
+        write(tile(y_ptr, row, col, y_row, y_col), e * factor, inside)
         if TAIL > 0:
-            write_columns(y_ptr, row, rest, behind, y_row, y_col, e_tail * factor)
+            write(tile(y_ptr, row, rest, y_row, y_col), e_tail * factor, behind)
 
 
 @triton.jit
@@ -178,18 +180,22 @@ def masked_softmax_rows(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col, rest = tl.arange(0, BLOCK), BLOCK + tl.arange(0, max(TAIL, 1))
     columns = tl.where(row < M, N, 0)[:, None]
-    sees, read = columns, columns
+    seen = col[None, :] < columns
+    sees = columns
     if CAUSAL:
         sees = seen_by(ROWS, M, N, S)
-        read = tl.minimum(round_up_to_16(sees), N)
+        seen = col[None, :] < tl.minimum(round_up_to_16(sees), N)
+    x = tl.load(tile(x_ptr, row, col, x_row, x_col), mask=seen, other=0.0, eviction_policy="evict_last")
     if MASK:
         mask_ptr += mask_row(row, m1, m2, s0, s1, s2)[:, None]
-    x = read_columns(x_ptr, row, col, col[None, :] < read, x_row, x_col, 0.0)
-    x = scores(x, mask_ptr, mask_col, col[None, :], col[None, :] < read, sees, scale, MASK)
+    x = scores(x, mask_ptr, mask_col, col[None, :], seen, sees, scale, MASK)
     most = tl.max(x, axis=1)
     if TAIL > 0:
-        tail = read_columns(x_ptr, row, rest, rest[None, :] < read, x_row, x_col, 0.0)
-        tail = scores(tail, mask_ptr, mask_col, rest[None, :], rest[None, :] < read, sees, scale, MASK)
+        seen = rest[None, :] < columns
+        if CAUSAL:
+            seen = rest[None, :] < tl.minimum(round_up_to_16(sees), N)
+        tail = read(tile(x_ptr, row, rest, x_row, x_col), seen, 0.0)
+        tail = scores(tail, mask_ptr, mask_col, rest[None, :], seen, sees, scale, MASK)
         most = tl.maximum(most, tl.max(tail, axis=1))
     e = exponential(x - most[:, None], ACCURATE)  # a row without any column is NaN, as in PyTorch
     total = tl.sum(e, axis=1)
@@ -197,9 +203,9 @@ def masked_softmax_rows(
         e_tail = exponential(tail - most[:, None], ACCURATE)
         total += tl.sum(e_tail, axis=1)
     factor = tl.div_rn(1.0, total)[:, None]
-    write_columns(y_ptr, row, col, col[None, :] < columns, y_row, y_col, e * factor)
+    write(tile(y_ptr, row, col, y_row, y_col), e * factor, col[None, :] < columns)
     if TAIL > 0:
-        write_columns(y_ptr, row, rest, rest[None, :] < columns, y_row, y_col, e_tail * factor)
+        write(tile(y_ptr, row, rest, y_row, y_col), e_tail * factor, rest[None, :] < columns)
 
 
 @triton.jit
@@ -239,29 +245,21 @@ def masked_softmax_long_rows(
 
 
 @triton.jit
-def read_seen(ptr, row, col, read, sees, row_stride, col_stride, CAUSAL: tl.constexpr):
-    """Columns of each row, 0 where a causal mask hides them."""
-    x = read_columns(ptr, row, col, col[None, :] < read, row_stride, col_stride, 0.0)
-    if CAUSAL:
-        x = tl.where(col[None, :] < sees, x, 0.0)
-    return x
+def factor_of(y, scale, LOG: tl.constexpr, ACCURATE: tl.constexpr):
+    """What depends on y alone."""
+    if LOG:
+        return exponential(y, ACCURATE)
+    else:
+        return scale * y
 
 
 @triton.jit
-def term(y, dy, LOG: tl.constexpr):
-    """What is summed over a row."""
+def gradient(dy, factor, total, LOG: tl.constexpr):
+    """From the factor and the sum over the row: of dy with LOG, else of y * dy."""
     if LOG:
-        return dy
+        return dy - factor * total
     else:
-        return y * dy
-
-
-@triton.jit
-def gradient(y, dy, total, scale, LOG: tl.constexpr, ACCURATE: tl.constexpr):
-    if LOG:
-        return dy - exponential(y, ACCURATE) * total
-    else:
-        return scale * y * (dy - total)
+        return factor * (dy - total)
 
 
 @triton.jit
@@ -274,26 +272,37 @@ def softmax_backward_rows(
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col, rest = tl.arange(0, BLOCK), BLOCK + tl.arange(0, max(TAIL, 1))
     columns = tl.where(row < M, N, 0)[:, None]
-    sees, read = columns, columns
+    inside = col[None, :] < columns
+    seen = inside
     if CAUSAL:
         sees = seen_by(ROWS, M, N, S)
-        read = tl.minimum(round_up_to_16(sees), N)
-    y = read_seen(y_ptr, row, col, read, sees, y_row, y_col, CAUSAL)
-    dy = read_seen(dy_ptr, row, col, read, sees, dy_row, dy_col, CAUSAL)
-    total = tl.sum(term(y, dy, LOG), axis=1)
+        seen = col[None, :] < tl.minimum(round_up_to_16(sees), N)
+    y_at, dy_at = tile(y_ptr, row, col, y_row, y_col), tile(dy_ptr, row, col, dy_row, dy_col)
+    y, dy = read(y_at, seen, 0.0), read(dy_at, seen, 0.0)
+    if CAUSAL:
+        y = tl.where(col[None, :] < sees, y, 0.0)
+        dy = tl.where(col[None, :] < sees, dy, 0.0)
+    factor = factor_of(y, scale, LOG, ACCURATE)
+    total = tl.sum(dy if LOG else y * dy, axis=1)
     if TAIL > 0:
-        y_tail = read_seen(y_ptr, row, rest, read, sees, y_row, y_col, CAUSAL)
-        dy_tail = read_seen(dy_ptr, row, rest, read, sees, dy_row, dy_col, CAUSAL)
-        total += tl.sum(term(y_tail, dy_tail, LOG), axis=1)
-    dx = gradient(y, dy, total[:, None], scale, LOG, ACCURATE)
+        seen = rest[None, :] < columns
+        if CAUSAL:
+            seen = rest[None, :] < tl.minimum(round_up_to_16(sees), N)
+        y_at, dy_at = tile(y_ptr, row, rest, y_row, y_col), tile(dy_ptr, row, rest, dy_row, dy_col)
+        y_tail, dy_tail = read(y_at, seen, 0.0), read(dy_at, seen, 0.0)
+        if CAUSAL:
+            y_tail = tl.where(rest[None, :] < sees, y_tail, 0.0)
+            dy_tail = tl.where(rest[None, :] < sees, dy_tail, 0.0)
+        total += tl.sum(dy_tail if LOG else y_tail * dy_tail, axis=1)
+    dx = gradient(dy, factor, total[:, None], LOG)
     if CAUSAL:
         dx = tl.where(col[None, :] < sees, dx, 0.0)
-    write_columns(dx_ptr, row, col, col[None, :] < columns, dx_row, dx_col, dx)
+    write(tile(dx_ptr, row, col, dx_row, dx_col), dx, inside)
     if TAIL > 0:
-        dx = gradient(y_tail, dy_tail, total[:, None], scale, LOG, ACCURATE)
+        dx = gradient(dy_tail, factor_of(y_tail, scale, LOG, ACCURATE), total[:, None], LOG)
         if CAUSAL:
             dx = tl.where(rest[None, :] < sees, dx, 0.0)
-        write_columns(dx_ptr, row, rest, rest[None, :] < columns, dx_row, dx_col, dx)
+        write(tile(dx_ptr, row, rest, dx_row, dx_col), dx, rest[None, :] < columns)
 
 
 @triton.jit
@@ -324,11 +333,13 @@ def softmax_backward_long_rows(
         c = (start + tl.arange(0, BLOCK)).to(tl.int64)[None, :]
         y = tl.load(y_ptr + c * y_col, mask=c < sees, other=0.0, eviction_policy=last).to(tl.float32)
         dy = tl.load(dy_ptr + c * dy_col, mask=c < sees, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        dx = gradient(y, dy, s, scale, LOG, ACCURATE)
+        dx = gradient(dy, factor_of(y, scale, LOG, ACCURATE), s, LOG)
         if CAUSAL:
             dx = tl.where(c < sees, dx, 0.0)
         tl.store(dx_ptr + c * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=c < columns)
 
+
+IN_TWO = 1024  # columns of the longest rows that two tiles hold
 
 # Of a ``RowCall`` (dispatch.py), which has m rows of n columns.
 
@@ -341,7 +352,7 @@ def launch_rows(c: Any) -> Plan:
     elif pieces and c.n > 8192 and c.name in ("forward", "log_softmax"):
         config = {"ROWS": 1, "BLOCK": 4096, "num_warps": 8}  # less padding, and more rows in flight
     else:
-        config = {**fitted(config, c.x, c.n, pieces), "TAIL": tail_of(c.n) if c.n <= 1024 else 0}
+        config = {**fitted(config, c.x, c.n, pieces), "TAIL": tail_of(c.n) if c.n <= IN_TWO else 0}
     return row_programs.plan(c.triton, config, c.m, c.n, (c.m, *scalars), flags)
 
 
