@@ -110,7 +110,8 @@ def launch(c: Any) -> Any:
     grid, sizes = (v.B * parts * blocks,), (v.S, v.C)
     of_channels = Plan(channel_statistics, grid, (*sizes, parts, v.b, v.s), tile, 8)
     most = {"CHANNELS": bucket(v.C // c.groups), "MOST": bucket(parts), "SPAN": space * walk}
-    of_groups = Plan(group_statistics, (v.B * c.groups,), (*sizes, c.groups, parts, float(c.n), c.eps), most, 4)
+    warps = min(max(most["CHANNELS"] * most["MOST"] // 256, 1), 8)
+    of_groups = Plan(group_statistics, (v.B * c.groups,), (*sizes, c.groups, parts, float(c.n), c.eps), most, warps)
     flags = {"WEIGHTED": c.weight is not None, "BIASED": c.bias is not None}
     strides = (v.b, v.s, y.b, y.s, *(0 if t is None else t.stride(0) for t in (c.weight, c.bias)))
     result = Plan(normalised_channels, grid, (*sizes, c.groups, parts, *strides), {**tile, **flags}, 8)
