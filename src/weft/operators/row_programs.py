@@ -53,11 +53,12 @@ def fitted(config: Config, x: Tensor, n: int, pieces: bool) -> Config:
 
 
 def tail_of(n: int) -> int:
-    """Columns, a power of two, of a row's second tile, where half of the next power of two and these hold a row of n columns
-    with a quarter less padding, which costs the instructions of columns; 0 where one tile holds it."""
+    """Columns of a row's second tile, where one of half the next power of two and a small one behind it hold a row of n
+    columns in less time than one tile, whose padding costs the instructions of columns; else 0. Both are powers of two: the
+    second is at most half of 128, a quarter of 512 and more. Of 256 both were level."""
     block = bucket(n) // 2
     tail = bucket(n - block)
-    return tail if n > 128 and 2 * tail <= block else 0
+    return tail if tail <= {128: 64, 256: 0}.get(block, block // 4) and block >= 128 else 0
 
 
 def lie_apart(strides: Iterable[int]) -> bool:

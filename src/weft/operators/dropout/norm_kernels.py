@@ -21,7 +21,7 @@ from weft.operators.dropout.shifted import lie_alike, read_tile, rows_of, shift_
 from weft.operators.launch import Plan, multiprocessors
 from weft.operators.layout import views
 from weft.operators.normalization.kernels import ONE_PASS_BACKWARD, backward_heuristic
-from weft.operators.row_programs import candidates, heuristic, lie_apart, row_tiles, side_by_side
+from weft.operators.row_programs import candidates, heuristic, in_pieces, lie_apart, row_tiles, side_by_side
 
 LEAST_BLOCK = 8  # a group of elements with one random number
 SHIFTED_WHOLE = 8192  # columns of the longest rows of which shifted tiles hold a whole one
@@ -109,17 +109,13 @@ def backward_rows(
     h_ptr, dy_ptr, dh_ptr, w_ptr, dr_ptr, dx_ptr, partial_ptr,
     seed_ptr, seed: tl.uint64, offset: tl.uint64, last: tl.uint32, scale: tl.float32,
     M, N, dy_row, dy_col, dh_row, dh_col, eps,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, TAIL: tl.constexpr, PER: tl.constexpr, SEED_IN_MEMORY: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr, SEED_IN_MEMORY: tl.constexpr,
 ):  # fmt: skip
     """dr = dh + rstd * (w*dy - xhat * mean(w*dy * xhat)), xhat = h * rstd; dx = dropout(dr); partial[program, :] = sum over its
-    rows of dy * xhat. A persistent grid: program p takes row blocks p, p + programs, … A row is held in a tile of BLOCK
-    columns, and in one of TAIL behind it where BLOCK is less than N."""
-    col, rest = tl.arange(0, BLOCK), BLOCK + tl.arange(0, max(TAIL, 1))
+    rows of dy * xhat. A persistent grid: program p takes row blocks p, p + programs, …"""
+    col = tl.arange(0, BLOCK)
     w = tl.load(w_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
     dw = tl.zeros([ROWS, BLOCK], tl.float32)
-    if TAIL > 0:
-        w_rest = tl.load(w_ptr + rest, mask=rest < N, other=0.0).to(tl.float32)[None, :]
-        dw_rest = tl.zeros([ROWS, TAIL], tl.float32)
     if SEED_IN_MEMORY:
         seed = tl.load(seed_ptr)
     for block in range(tl.program_id(0), tl.cdiv(M, ROWS), tl.num_programs(0)):
@@ -128,35 +124,14 @@ def backward_rows(
         h = read_rows(h_ptr, row, col, N, 1, inside)
         dy = read_rows(dy_ptr, row, col, dy_row, dy_col, inside)
         dh = read_rows(dh_ptr, row, col, dh_row, dh_col, inside)
-        squares = tl.sum(h * h, axis=1)
-        if TAIL > 0:
-            behind = (row[:, None] < M) & (rest[None, :] < N)
-            h_rest = read_rows(h_ptr, row, rest, N, 1, behind)
-            dy_rest = read_rows(dy_ptr, row, rest, dy_row, dy_col, behind)
-            dh_rest = read_rows(dh_ptr, row, rest, dh_row, dh_col, behind)
-            squares += tl.sum(h_rest * h_rest, axis=1)
-        rstd = tl.rsqrt(squares / N + eps)[:, None]
+        rstd = tl.rsqrt(tl.sum(h * h, axis=1) / N + eps)[:, None]
         xhat, g = h * rstd, dy * w
         dw += dy * xhat
-        along = tl.sum(g * xhat, axis=1)
-        if TAIL > 0:
-            xhat_rest, g_rest = h_rest * rstd, dy_rest * w_rest
-            dw_rest += dy_rest * xhat_rest
-            along += tl.sum(g_rest * xhat_rest, axis=1)
-        along = (along / N)[:, None]
-        dr = dh + rstd * (g - xhat * along)
+        dr = dh + rstd * (g - xhat * (tl.sum(g * xhat, axis=1) / N)[:, None])
         write_rows(dr_ptr, row, col, N, inside, dr)
         dx = dropped(dr, parts_of(row, 0, N, BLOCK, PER), seed, offset, last, PER) * scale
         write_rows(dx_ptr, row, col, N, inside, dx)
-        if TAIL > 0:
-            dr = dh_rest + rstd * (g_rest - xhat_rest * along)
-            write_rows(dr_ptr, row, rest, N, behind, dr)
-            dx = dropped(dr, parts_of(row, BLOCK, N, TAIL, PER), seed, offset, last, PER) * scale
-            write_rows(dx_ptr, row, rest, N, behind, dx)
-    partial_ptr += tl.program_id(0).to(tl.int64) * N
-    tl.store(partial_ptr + col, tl.sum(dw, axis=0), mask=col < N)
-    if TAIL > 0:
-        tl.store(partial_ptr + rest, tl.sum(dw_rest, axis=0), mask=rest < N)
+    tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * N + col, tl.sum(dw, axis=0), mask=col < N)
 
 
 @triton.jit
@@ -271,10 +246,11 @@ def gradient_rows(c: Any) -> GradientPlan:
     """Of a ``GradientCall`` (dispatch.py)."""
     (m, n, *_), (_, _, *dy_strides), (_, _, *dh_strides) = views(c.h, c.dy, c.dh)
     config = backward_configuration(c.h.device, c.h.dtype, bucket(n))
-    tail = config.get("TAIL", 0)
-    block = bucket(n) // 2 if tail else bucket(n, LEAST_BLOCK)
-    tile = {"ROWS": config["ROWS"], "BLOCK": block, "TAIL": tail, **_random(c)}
-    parts = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.h.device) * config["PROGRAMS"])
+    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n, LEAST_BLOCK), **_random(c)}
+    each = config["PROGRAMS"]
+    if c.h.element_size() == 2 and bucket(n) == 256 and not in_pieces(c.h, c.dy, c.dh):
+        each = 25 if c.in_memory else 28  # what registers hold, 80 or 72 a thread (192 columns: 139 to 110 µs)
+    parts = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.h.device) * each)
     scalars = (m, n, *dy_strides, *dh_strides, c.eps)
     return GradientPlan(m, n, Plan(backward_rows, (parts,), scalars, tile, config["num_warps"]), parts)
 

@@ -22,7 +22,7 @@ from weft.operators.contiguous import contiguous
 from weft.operators.launch import Plan, multiprocessors
 from weft.operators.layout import views
 from weft.operators.partial_sums import SummedPlan
-from weft.operators.row_programs import candidates, fitted, heuristic, in_pieces, row_tiles
+from weft.operators.row_programs import candidates, fitted, heuristic, in_pieces, row_tiles, tail_of
 
 ONE_PASS_BACKWARD = 8192  # columns that one program holds in registers: x, dy and the weight's partial gradient
 
@@ -378,14 +378,33 @@ PIECES = {
 }
 
 
-def crowded(c: Any, n: int) -> int:
-    """How many quarters of PIECES' programs a multiprocessor's registers do not hold, as compiled for sm_90 (more than 128 or
-    168 a thread): a program that waits for another one to end takes the kernel as long again."""
+# Of those that two tiles hold (``row_programs.tail_of``), the second of at most an eighth above 1024 columns; measured at 5.
+IN_TWO = {
+    2: {
+        256: {"ROWS": 1, "PROGRAMS": 28, "num_warps": 1},
+        1024: {"ROWS": 1, "PROGRAMS": 12, "num_warps": 1},
+        2048: {"ROWS": 1, "PROGRAMS": 6, "num_warps": 4},
+    },
+    4: {4096: {"ROWS": 1, "PROGRAMS": 2, "num_warps": 8}},
+}
+
+
+def of_pieces(c: Any) -> Config:
+    """A configuration of PIECES or IN_TWO, or none, less the programs that a multiprocessor's registers do not hold as compiled
+    for sm_90: a program that waits for another one to end takes the kernel as long again."""
+    n, size, b, tail = c.n, c.x.element_size(), bucket(c.n), tail_of(c.n)
     centered, both, odd = c.config.centered, c.config.centered and c.added, n % 2
-    if c.x.element_size() == 4:
-        return {128: both, 256: both, 512: centered or c.added}.get(bucket(n), 0)
-    kinds = {128: both, 256: centered and odd, 512: both, 1024: (centered or odd) + (both and odd)}
-    return kinds.get(bucket(n), 0)
+    if b in IN_TWO[size] and tail and (n <= 1024 or 16 * tail <= b):
+        config, fewer = {**IN_TWO[size][b], "TAIL": tail}, {1024: 3 * both, 2048: centered + both}
+    elif b in PIECES[size]:
+        config = PIECES[size][b]
+        quarters = {128: both, 256: both, 512: centered or c.added}
+        if size == 2:
+            quarters = {128: both, 256: centered and odd, 512: both, 1024: (centered or odd) + (both and odd)}
+        fewer = {width: count * (config["PROGRAMS"] // 4) for width, count in quarters.items()}
+    else:
+        return {}
+    return {**config, "PROGRAMS": config["PROGRAMS"] - fewer.get(b, 0)}
 
 
 def gradient_pieces(c: Any) -> bool:
@@ -414,10 +433,9 @@ def gradient_views(c: Any) -> list[tuple[int, int, int, int]]:
 @with_copies
 def gradient_rows_launch(c: Any) -> SummedPlan:
     (m, n, *x_s), (_, _, *dy_s), (_, _, *more_s), (_, _, *dx_s) = gradient_views(c)
-    pieces = PIECES[c.x.element_size()].get(bucket(n)) if gradient_pieces(c) else None
-    config = pieces or backward_configuration(c.x.device, c.x.dtype, bucket(n))
-    each = config["PROGRAMS"] - (config["PROGRAMS"] // 4 * crowded(c, n) if pieces else 0)
-    programs = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.x.device) * each)
+    config = of_pieces(c) if gradient_pieces(c) else {}
+    config = config or backward_configuration(c.x.device, c.x.dtype, bucket(n))
+    programs = min(triton.cdiv(m, config["ROWS"]), multiprocessors(c.x.device) * config["PROGRAMS"])
     tail = config.get("TAIL", 0)
     block = bucket(n) // 2 if tail else bucket(n)
     tile = {"ROWS": config["ROWS"], "BLOCK": block, "TAIL": tail, **c.config.flags, "MORE": c.added}

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from weft.operators import row_programs
-from weft.operators.configs import Configurations, bucket
+from weft.operators.configs import Config, Configurations, bucket
 from weft.operators.launch import Plan
 from weft.operators.row_programs import candidates, fitted, heuristic, in_pieces, lie_apart, side_by_side, tail_of
 
@@ -339,9 +339,15 @@ def softmax_backward_long_rows(
         tl.store(dx_ptr + c * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=c < columns)
 
 
-IN_TWO = 1024  # columns of the longest rows that two tiles hold
-
 # Of a ``RowCall`` (dispatch.py), which has m rows of n columns.
+
+
+def in_two(n: int, name: str) -> Config:
+    """For rows that two tiles hold (measured at 16 shapes, aligned ones too): 512 columns of the first a warp."""
+    tail, block = tail_of(n), bucket(n) // 2
+    if not tail or n > (5120 if name in ("forward", "log_softmax") else 1280):
+        return {}
+    return {"ROWS": max(512 // block, 1), "num_warps": max(block // 512, 1), "TAIL": tail}
 
 
 def launch_rows(c: Any) -> Plan:
@@ -352,7 +358,7 @@ def launch_rows(c: Any) -> Plan:
     elif pieces and c.n > 8192 and c.name in ("forward", "log_softmax"):
         config = {"ROWS": 1, "BLOCK": 4096, "num_warps": 8}  # less padding, and more rows in flight
     else:
-        config = {**fitted(config, c.x, c.n, pieces), "TAIL": tail_of(c.n) if c.n <= IN_TWO else 0}
+        config = in_two(c.n, c.name) or fitted(config, c.x, c.n, pieces)
     return row_programs.plan(c.triton, config, c.m, c.n, (c.m, *scalars), flags)
 
 
