@@ -242,3 +242,20 @@ def test_both_directions_are_explained_where_pytorch_computes():
     for operator, arguments in (("rms_norm", (x, weight)), ("add_layer_norm", (x, x)), ("group_norm", (x, 2))):
         for direction in ("forward", "backward"):
             assert ops.explain(operator, *arguments, direction=direction).implementation == "torch"
+
+
+@pytest.mark.parametrize(("dtype", "n", "config", "added", "tiles", "warps", "programs"), [  # of a multiprocessor
+    (BF16, 157, LAYER, False, (128, 32), 1, 28), (BF16, 193, LAYER, False, (256, 0), 1, 12),
+    (BF16, 160, LAYER, False, (256, 0), None, None),  # whole vectors
+    (BF16, 595, RMS, True, (512, 128), 1, 12), (BF16, 595, LAYER, True, (512, 128), 1, 9),
+    (BF16, 1109, RMS, False, (1024, 128), 4, 6), (BF16, 1109, RMS, True, (1024, 128), 4, 5),
+    (BF16, 1109, LAYER, True, (1024, 128), 4, 4), (BF16, 1153, RMS, False, (2048, 0), 4, 6),
+    (FP32, 2103, LAYER, True, (2048, 64), 8, 2), (FP32, 2305, RMS, False, (4096, 0), None, None),
+    (FP32, 157, RMS, False, (256, 0), 2, 8),
+])  # fmt: skip
+def test_gradients_of_rows_in_pieces_hold_them_in_two_tiles(dtype, n, config, added, tiles, warps, programs):
+    with compiling_for(90, lambda *kernel: None):
+        x = torch.empty(10**5, n, dtype=dtype, device="meta")
+        plan = dispatch.BACKWARD.kernel("triton").of((x, x, x, x[0]), 1e-6, config, added).launch
+    assert (plan.constants["BLOCK"], plan.constants["TAIL"]) == tiles
+    assert warps is None or (plan.num_warps, plan.grid) == (warps, (4 * programs,))

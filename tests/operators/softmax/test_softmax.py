@@ -11,7 +11,7 @@ from weft.operators.cuda import CudaPlan
 from weft.operators.launch import Plan, compiling_for
 from weft.operators.row_cluster import LONGEST, MAX_CLUSTER, SHORTEST
 from weft.operators.softmax import dispatch
-from weft.operators.softmax.dispatch import BACKWARD
+from weft.operators.softmax.dispatch import BACKWARD, FORWARD
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CLUSTER_ARCHITECTURES = [sm for sm in SHARED_LIMIT if sm >= 90]
@@ -89,6 +89,22 @@ def test_the_gradient_is_pytorchs_where_the_result_is():
         for x in (rows(512).t(), rows(0)):
             for direction in ("forward", "backward"):
                 assert ops.explain("softmax", x, direction=direction).implementation == "torch"
+
+
+@pytest.mark.parametrize(("n", "forward", "backward"), [  # columns of two tiles, or of one
+    (128, (128, 0), (128, 0)), (129, (128, 1), (128, 1)), (192, (128, 64), (128, 64)), (193, (256, 0), (256, 0)),
+    (300, (512, 0), (512, 0)), (513, (512, 1), (512, 1)), (640, (512, 128), (512, 128)), (641, (1024, 0), (1024, 0)),
+    (1280, (1024, 256), (1024, 256)), (2304, (2048, 256), (4096, 0)), (5120, (4096, 1024), (8192, 0)),
+    (5121, (8192, 0), (8192, 0)),
+])  # fmt: skip
+def test_little_padding_is_worth_a_second_tile(n, forward, backward):
+    with compiling_for(90, lambda *kernel: None):
+        for plan, want in (
+            (FORWARD.of((rows(n),), -1, False), forward),
+            (BACKWARD.of((rows(n),) * 2, -1, False), backward),
+        ):
+            assert (plan.constants["BLOCK"], plan.constants["TAIL"]) == want
+            assert sum(want) >= n
 
 
 @pytest.mark.gpu

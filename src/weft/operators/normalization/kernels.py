@@ -395,7 +395,7 @@ def of_pieces(c: Any) -> Config:
     n, size, b, tail = c.n, c.x.element_size(), bucket(c.n), tail_of(c.n)
     centered, both, odd = c.config.centered, c.config.centered and c.added, n % 2
     if b in IN_TWO[size] and tail and (n <= 1024 or 16 * tail <= b):
-        config, fewer = {**IN_TWO[size][b], "TAIL": tail}, {1024: 3 * both, 2048: centered + both}
+        config, fewer = {**IN_TWO[size][b], "TAIL": tail}, {1024: 3 * both, 2048: 2 * centered or c.added}
     elif b in PIECES[size]:
         config = PIECES[size][b]
         quarters = {128: both, 256: both, 512: centered or c.added}

@@ -92,7 +92,7 @@ causal_softmax = Operator(
             *points((2, 20, 20), values="large"),
             *points((3, 20, 20), values="nonfinite"),
             *points((2, 20, 20), values="minus_inf_rows"),
-            *points((1, 3, 2048), (1, 9, 264)),
+            *points((1, 3, 2048), (1, 9, 264), (2, 35, 150), (1, 3, 1101)),
             *points((2, 7, 520), values="nonfinite"),
             *points((1, 70, 64), values="minus_inf_rows", scale=-100),
             *points((1, 2, 33000)),

@@ -44,7 +44,7 @@ def online_step(x, maximum, total, ACCURATE: tl.constexpr):
 
 @triton.jit
 def tile(ptr, row, col, row_stride, col_stride):
-    return ptr + row[:, None] * row_stride + col[None, :] * col_stride
+    return ptr + (row[:, None] * row_stride + col[None, :] * col_stride)
 
 
 @triton.jit

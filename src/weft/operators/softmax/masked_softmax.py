@@ -183,6 +183,7 @@ masked_softmax = Operator(
             *points((1, 1, 3, 2048), kind=ADDITIVE),
             *points((2, 4, 3, 264), values="minus_inf_rows"),
             *points((2, 4, 3, 264), kind=ADDITIVE, values="nonfinite", shape="keys"),
+            *(w for kind in (BOOLEAN, ADDITIVE) for w in points((1, 2, 5, 150), (1, 2, 2, 1101), kind=kind)),
             *points((1, 2, 1, 33000)),
         ],
         "full": [

@@ -235,6 +235,7 @@ def definition(
                 *points((6, 2048), values="large"),
                 *points((4, 33), inner=5, dim=1),
                 *points((4, 33), dim=0),
+                *points((9, 150), (2, 600), (3, 1101), (1, 5000)),  # rows in two tiles
                 *points((2, 33000)),
             ],
             "full": [workload(M=2, N=n) for n in (2**15, 2**15 + 1, 2**16 + 8, 2**17, 2**18)],
