@@ -281,6 +281,18 @@ def test_the_tables_take_clusters_where_they_were_faster(direction, dtype, sm, e
         assert ops.explain("group_norm", x, 4, direction=direction).implementation == kernel
 
 
+@pytest.mark.parametrize(("shape", "groups", "dtype", "first"), [
+    ((64, 64, 1024), 8, BF16, True), ((64, 64, 1024), 8, FP32, False),  # 16 bytes of channels a group, 32
+    ((64, 64, 1024), 64, FP32, True), ((2, 64, 1024), 64, FP32, False),  # few elements
+])  # fmt: skip
+def test_slivers_of_channels_have_statistics_of_channels_first(shape, groups, dtype, first, monkeypatch):
+    monkeypatch.setattr(dispatch, "INTERPRETING", False)
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    with compiling_for(90, lambda *kernel: None):
+        for t, sliver in ((x, False), (x.mT.contiguous().mT, first)):
+            assert (ops.explain("group_norm", t, groups).reason == dispatch.SLIVERS) == sliver
+
+
 def test_a_gradient_that_it_declines_is_tritons():
     x = torch.empty(2, 320, 4096, dtype=BF16, device="meta")
     with compiling_for(90, lambda *kernel: None):

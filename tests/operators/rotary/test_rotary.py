@@ -33,6 +33,21 @@ def test_in_place_writes_the_same_numbers_where_they_lay(interleaved, rotary):
     assert got[0].equal(want[0]) and got[1].equal(want[1]) and mine[2].equal(k)
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("rotary", "first", "dtype"), [
+    (D, 0, torch.float32), (D, 0, torch.float16), (8, 0, torch.float16), (6, 0, torch.float16), (D, 1, torch.float16),
+])  # fmt: skip
+def test_every_other_element_is_a_head_and_the_others_stay(interleaved, rotary, first, dtype):
+    q, k, cos, sin = drawn(rotary, dtype)
+    want = ops.rotary_embedding(q, k, cos, sin, interleaved)
+    both = [torch.stack((t, t), -1).flatten(3) for t in (q, k)]
+    spread = [t[..., first::2] for t in both]
+    for inplace in (False, True):
+        got = ops.rotary_embedding(*spread, cos, sin, interleaved, inplace=inplace)
+        assert got[0].equal(want[0]) and got[1].equal(want[1])
+    assert both[0][..., 1 - first :: 2].equal(q) and both[1][..., 1 - first :: 2].equal(k)
+
+
 def test_in_place_has_a_gradient():
     q, k, cos, sin = drawn()
     leaves = [q.clone().requires_grad_(), k.clone().requires_grad_()]
