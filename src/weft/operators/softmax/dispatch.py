@@ -29,7 +29,7 @@ from weft.operators.softmax.kernels import launch_rows
 
 FOLDER = Path(__file__).parent
 MASK_COPY = "the mask's leading dimensions do not merge into three, so a copy would be needed"
-BESIDE = "rows that lie side by side: a contiguous copy is faster"
+COPIED = "rows of no one stride or side by side: the public functions copy x first"
 ONE_STRIDE = "the leading dimensions do not collapse into rows of one stride, so a copy would be needed"
 
 
@@ -441,8 +441,7 @@ MASKED_FORWARD = Dispatch(
     TRACED,
     EMPTY,
     Route("torch", lambda c: c.levels is None, MASK_COPY),
-    Route("torch", lambda c: c.copy_needed, ONE_STRIDE),
-    Route("torch", lambda c: side_by_side(c.x), BESIDE),  # the public functions copy x before they call
+    Route("torch", lambda c: c.copy_needed or side_by_side(c.x), COPIED),
     Route("torch", lambda c: c.mask_needs_gradient, "the mask needs a gradient, for which there is no kernel of ours"),
     Route("cuda", faster_than_triton, HELD_BY_BLOCK, launch_masked_rows, masked_rows_unsupported),
     *TRITON,

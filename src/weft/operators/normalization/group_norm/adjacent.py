@@ -16,7 +16,7 @@ from weft.operators.normalization.kernels import read, reciprocal_root, write
 
 
 @triton.jit
-def place_of(program, S, C, PARTS, CHANNELS: tl.constexpr, SPACE: tl.constexpr, WALK: tl.constexpr):
+def position_of(program, S, C, PARTS, CHANNELS: tl.constexpr, SPACE: tl.constexpr, WALK: tl.constexpr):
     """Of a program: its batch entry, part, first element of space and channels. Programs of a part are neighbours."""
     blocks = tl.cdiv(C, CHANNELS)
     part = program // blocks
@@ -31,7 +31,7 @@ def channel_statistics(
 ):  # fmt: skip
     """Of each channel of a part, WALK tiles [SPACE, CHANNELS]: its mean and its sum of squares about that, fp32 [B, PARTS, C].
     Sums are of differences from the mean of the first tile, of which nothing cancels."""
-    b, part, first, c = place_of(tl.program_id(0), S, C, PARTS, CHANNELS, SPACE, WALK)
+    b, part, first, c = position_of(tl.program_id(0), S, C, PARTS, CHANNELS, SPACE, WALK)
     s = first + tl.arange(0, SPACE)
     x_ptr += b * x_b + c[None, :]
     x = read(x_ptr + s[:, None] * x_s, (s < S)[:, None] & (c < C)[None, :])
@@ -79,7 +79,7 @@ def normalised_channels(
     CHANNELS: tl.constexpr, SPACE: tl.constexpr, WALK: tl.constexpr, WEIGHTED: tl.constexpr, BIASED: tl.constexpr,
 ):  # fmt: skip
     """y = (x - mean) * rstd * w + b, the last part first."""
-    b, _, first, c = place_of(tl.num_programs(0) - 1 - tl.program_id(0), S, C, PARTS, CHANNELS, SPACE, WALK)
+    b, _, first, c = position_of(tl.num_programs(0) - 1 - tl.program_id(0), S, C, PARTS, CHANNELS, SPACE, WALK)
     there = c < C
     row = b * G + c // (C // G)
     mean = tl.load(mean_ptr + row, mask=there, other=0.0)[None, :]

@@ -465,7 +465,7 @@ ONE_STRIDE = "spatial dimensions do not collapse into one stride: a kernel would
 CLUSTER = "10,240 elements a group or more: a cluster of blocks holds a group, which is read once"
 OF_BOTH = "a cluster of blocks holds x and dy of a group, which are read once"
 WHOLE = "a program holds whole groups in registers"
-SLIVERS = "channels of a group fill no sector of memory: statistics of channels first, then of groups"
+SLIVERS = "channels of a group fill no sector: statistics of channels come first"
 PARTS = "groups are cut into parts, read again out of L2"
 
 FORWARD = Dispatch(
