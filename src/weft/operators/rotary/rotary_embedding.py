@@ -198,7 +198,7 @@ rotary_embedding = Operator(
         "compile": [
             *(workload(**SHORT, **other) for other in ({}, {"table": "fp32", "interleaved": True})),
             workload(B=1, S=64, H=12, D=80, kv_heads=12, rotary=32),
-            workload(B=1, S=64, H=8, D=256, kv_heads=1, layout="packed"),
+            *(workload(B=1, S=64, H=8, D=256, kv_heads=1, layout=layout) for layout in ("packed", "strided")),
             *(workload(**SHORT, layout="transposed", **other) for other in ({}, {"rotary": 32})),
         ],
         "tune": [

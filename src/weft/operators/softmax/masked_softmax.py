@@ -201,7 +201,9 @@ masked_softmax = Operator(
             workload(B=4, H=16, S=2048, T=2048, kind=BOOLEAN, shape="keys"),
         ],
         "quick": [workload(B=1, H=4, S=1024, T=1024)],
-        "compile": [workload(B=1, H=2, S=64, T=n, kind=k) for n in (100, 4096, 2**16) for k in (BOOLEAN, ADDITIVE)],
+        "compile": [
+            workload(B=1, H=2, S=64, T=n, kind=k) for n in (100, 603, 4096, 2**16) for k in (BOOLEAN, ADDITIVE)
+        ],
         "tune": [
             workload(d, B=max(2**24 // n**2, 1), H=16, S=n, T=n, kind=k)
             for d in ("fp32", "bf16")

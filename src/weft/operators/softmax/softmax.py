@@ -242,7 +242,7 @@ def definition(
             "huge": [workload("bf16", M=2**14 + 1, N=2**17), workload("bf16", M=2**23 + 3, N=257)],
             "bench": [workload(M=2**28 // n, N=n) for n in WIDTHS],
             "quick": [workload(M=2**22 // n, N=n) for n in (1024, 4096)],
-            "compile": [workload(M=64, N=n) for n in (100, 4096, 2**16)],
+            "compile": [workload(M=64, N=n) for n in (100, 603, 4096, 2**16)],
             "tune": [
                 workload(d, M=2**28 // n, N=n)
                 for d in ("fp32", "bf16")
