@@ -13,6 +13,7 @@ from sample_traces import node, pod
 from schedules import both
 
 from weft.cluster import Cluster, Jobs, NodeGroup, Simulator, cluster_file, simulate, trace
+from weft.cluster.check import assumptions
 from weft.cluster.files.text import TraceError
 from weft.cluster.quota import Quota
 
@@ -157,6 +158,7 @@ def test_a_job_without_a_limit_does_not_backfill(write, limit):
     )
     jobs = trace.load(write("a", text), "sacct")
     assert simulate(jobs, Cluster.parse("1x8"), "fifo-easy").start.tolist() == [0, 36000, 39600]
+    assert "1 job without a limit of time: such a job never backfills, and may run for ever" in assumptions(jobs)
     jobs.estimate[2] = 7200
     assert simulate(jobs, Cluster.parse("1x8"), "fifo-easy").start.tolist() == [0, 36000, 0]
 
@@ -166,6 +168,8 @@ def test_phillys_machine_list_is_a_cluster(write):
         write("machines.csv", "machineId,number of GPUs, single GPU mem\nm1,2, 12GB\nm2,8, 24GB\n")
     )
     assert nodes.gpus.tolist() == [2, 8] and nodes.gpu_memory.tolist() == [12, 24] and nodes.names == ("m1", "m2")
+    why = simulate(Jobs([0], [1], [1], gpu_memory=[24.5]), nodes).unschedulable
+    assert why == {0: "the closest node, m2, lacks 24.5 GB a GPU (it has 24)"}
     wrong = (
         ("m1,2,big", "single GPU mem is 'big'; expected a size such as 24GB"),
         ("m1,,24GB", ":2: number of GPUs is nan"),

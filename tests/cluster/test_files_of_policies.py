@@ -2,6 +2,8 @@
 cache of compiled code."""
 
 import inspect
+import json
+import os
 import re
 import shutil
 import sys
@@ -9,11 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numba.core.caching import NullCache
 from random_traces import random_case
 from schedules import both, jobs_of
 
 import weft.cluster
 from weft.cluster import Cluster, Simulator, compare, simulate
+from weft.cluster.engine import compiled
 from weft.cluster.engine.compiled import cache_folder, key_of
 from weft.cluster.metrics import summary
 from weft.cluster.orders import ORDERS
@@ -95,6 +99,10 @@ def test_a_file_is_a_placement_everywhere(tmp_path, weft, on_nodes):
     (MINE.format(more="", score="node.nothing"), "placement 'mine': score: Numba cannot compile it: .*'nothing'"),
     (MINE.format(more="", score="{}['x']"), "placement 'mine': score: Numba cannot compile it: .*--plain runs it"),
     (MINE.format(more="", score="1 // (node.free_gpus - 2)"), "raised ZeroDivisionError: integer division by zero"),
+    (MINE.format(more="", score="node.free_gpus // (node.cpu - node.cpu)"), "raised ZeroDivisionError: .*--plain"),
+    (MINE.format(more="", score="float('nan')"), "raised ValueError: its result is nan or infinite; expected a finite"),
+    (MINE.format(more="", score="node.free_gpus - float('inf')"), "its result is nan or infinite; expected a finite"),
+    (MINE.format(more=", context, more", score="1"), r"score\(piece, node, context, more\); .* at most 3 arguments"),
     ("1 / 0", "placement '.*mine.py': ZeroDivisionError: division by zero"),
     ("", "PLACEMENT is None; expected a weft.cluster.placement.Placement"),
 ])  # fmt: skip
@@ -102,6 +110,23 @@ def test_a_placement_that_cannot_be_compiled_or_fails_is_named(tmp_path, text, w
     path = tmp_path / "mine.py"
     path.write_text(text)
     with pytest.raises(ValueError, match=words):
+        simulate(JOBS, NODES, placement=str(path))
+
+
+def test_a_file_that_was_edited_is_read_anew_and_what_it_prints_is_apart(tmp_path, weft, on_nodes):
+    path, found = tmp_path / "mine.py", []
+    for sign in "+-+":
+        path.write_text("print(1)\n" + MINE.format(more="", score=f"{sign}node.free_gpus"))
+        os.utime(path, (1, 1))  # as Python's own cache of bytecode would not notice
+        found += [simulate(JOBS, NODES, placement=str(path), plain=plain).stretches.where.tolist() for plain in (0, 1)]
+    best, worst = (simulate(JOBS, NODES, placement=name).stretches.where.tolist() for name in ("best", "worst"))
+    assert found == [worst, worst, best, best, worst, worst] and best != worst
+    path.write_text(MINE.format(more="", score="1").replace("return", "print(node.free_gpus)\n    return"))
+    words = on_nodes("submit,duration,gpus\n0,10,2\n", "2x4")
+    for more in ("--placement", path), ("--placement", path, "--plain"):
+        assert json.loads(weft(*words, *more, "--json")[1])["completed"] == 1
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
         simulate(JOBS, NODES, placement=str(path))
 
 
@@ -153,3 +178,21 @@ def test_compiled_code_is_known_by_what_it_is_made_of(tmp_path):
             file.write("\n")
         key, before = key_of(tmp_path / "cluster"), key
         assert key != before, name
+
+
+def one_more(x):
+    return x + 1
+
+
+def test_without_a_folder_or_space_for_it_compiled_code_is_not_cached(tmp_path, monkeypatch):
+    """Numba would take ``__pycache__``, where code that a function calls may be old."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(compiled, "cache_folder", lambda: str(tmp_path / "file" / "folder"))
+    made = compiled.compiled(one_more)
+    assert made(1) == 2 and isinstance(made._cache, NullCache)
+    monkeypatch.setattr(compiled, "cache_folder", lambda: str(tmp_path / "folder"))
+    made = compiled.compiled(one_more)
+    Path(made._cache.cache_path, "lock").mkdir(parents=True)  # cannot be written, as on a full disk
+    assert made(1) == 2 and not list(tmp_path.rglob("*.nbi"))
+    Path(made._cache.cache_path, "lock").rmdir()
+    assert compiled.compiled(one_more)(1) == 2 and len(list(tmp_path.rglob("*.nbi"))) == 1

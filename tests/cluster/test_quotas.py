@@ -72,7 +72,7 @@ def test_a_malformed_quota_is_refused(text, words):
     ("quotas:\n- tenant: a\n  nominal: 3\n- tenant: a\n  nominal: 4\n", ":4", "tenant 'a' already exists"),
     ("quotas:\n- tenant: a\n  nominal: 3\n  lending_limit: 4\n", ":4", "the lending limit is 4.0; expected GPUs, 0 to"),
     ("quotas:\n- tenant: a\n  nominal: 3\n  cpu: {borrowing_limit: 4}\n", ":4", "nominal is missing"),
-    ("quotas:\n- tenant: a\n  nominal: 3\n  cpu: many\n", ":4", "nominal is 'many'; expected cpu, 0 or more"),
+    ("quotas:\n- tenant: a\n  nominal: 3\n  cpu: many\n", ":4", "nominal is 'many'; expected cores, 0 or more"),
     ("quotas:\n- tenant: [a]\n  nominal: 3\n", ":2", "tenant is no name"),
 ])  # fmt: skip
 def test_a_malformed_quota_file_is_refused_with_its_line(tmp_path, text, line, words):

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.cluster.model import WHOLE, Cluster, Jobs
+from weft.cluster.model import LATEST, WHOLE, Cluster, Jobs
 from weft.words import count
 
 QUANTILES = {"least": 0.0, "p50": 0.5, "p95": 0.95, "most": 1.0}
@@ -17,6 +17,10 @@ def assumptions(jobs: Jobs) -> list[str]:
     found = []
     if np.array_equal(jobs.estimate, jobs.duration):
         found.append(NO_ESTIMATES)
+    if unlimited := int((jobs.estimate >= LATEST).sum()):
+        found.append(
+            f"{count(unlimited, 'job')} without a limit of time: such a job never backfills, and may run for ever"
+        )
     if len(jobs.tenants) < 2:
         found.append("no more than one tenant")
     if undivided := int(((jobs.pods == 0) & (jobs.gpus > 1)).sum()):

@@ -1,6 +1,7 @@
 """``weft simulate`` and its commands ``compare``, ``check`` and ``generate``."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -113,7 +114,8 @@ def simulate(
         check_picture(pictures)
     if save:
         saving.check(save)
-    with _progress(f"reading {path.name}", as_json) as step:
+    # What a policy of a user prints goes to standard error.
+    with _progress(f"reading {path.name}", as_json) as step, contextlib.redirect_stdout(sys.stderr):
         jobs = jobs_of(path, format, options, where, limit, since, until)
         result = run(
             jobs, made, order, placement, ties=ties, seed=seed, restart_s=restart_cost, checkpoint_s=checkpoint_every,

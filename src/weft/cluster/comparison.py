@@ -8,6 +8,7 @@ not know.
 import contextlib
 import dataclasses
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,7 @@ from weft.cluster import metrics, process_pool, quota
 from weft.cluster.model import WHOLE, Cluster, Jobs
 from weft.cluster.orders import ORDERS
 from weft.cluster.placement import check_ties
-from weft.cluster.policy import check_tenants, find_order, find_placement
+from weft.cluster.policy import check_tenants, find_order, find_placement, read_anew
 from weft.cluster.quota import NO_TENANTS, Quota
 from weft.cluster.result import Result
 from weft.cluster.simulation import check_warm_up, simulate
@@ -58,6 +59,7 @@ class Policy:
             raise ValueError(
                 f"policy '{text}'; expected ORDER:PLACEMENT or ORDER:PLACEMENT:TIES, such as sjf-skip:best"
             )
+        read_anew()
         find_order(order)
         placing = find_placement(rest[0])
         return cls(order, rest[0], check_ties(rest[1] if rest[1:] else placing.ties))
@@ -303,15 +305,16 @@ def _measure(shared: tuple[Jobs, Cluster, list[Policy], dict[str, Any], bool], t
         *(("restart_s", "checkpoint_s") if order.preemptive else ()),
         *(("weights",) if order.share else ()),
     )
-    result = simulate(
-        jobs,
-        cluster,
-        policy.order,
-        policy.placement,
-        ties=run.ties,
-        seed=run.seed,
-        **{name: more[name] for name in names},
-    )
+    with contextlib.redirect_stdout(sys.stderr):  # standard output is for results
+        result = simulate(
+            jobs,
+            cluster,
+            policy.order,
+            policy.placement,
+            ties=run.ties,
+            seed=run.seed,
+            **{name: more[name] for name in names},
+        )
     found = metrics.summary(result)
     kept = dataclasses.replace(result, jobs=SENT) if keep and run.shuffle is None else None
     return dataclasses.replace(run, found=found, result=kept)

@@ -1,14 +1,13 @@
 """Orders and placements by name, and which of them, of quotas, weights and costs of preemption go together."""
 
 import contextlib
-import functools
-import importlib.util
 import math
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from types import ModuleType
+from typing import Any, TypeVar
 
 from weft.cluster.files.text import missing
 from weft.cluster.order import MODES, Order
@@ -72,24 +71,45 @@ def find_placement(name: str) -> Placement:
     return PLACEMENTS[name]
 
 
-@functools.cache
+def read_anew() -> None:
+    """Forgets the orders and placements of files that have changed since; called where a run begins."""
+    for key, (source, _) in list(_READ.items()):
+        try:
+            changed = key[0].read_bytes() != source
+        except OSError:
+            changed = True
+        if changed:
+            del _READ[key]
+
+
+_READ: dict[tuple[Path, type], tuple[bytes, Any]] = {}  # what was in a file, and the policy that it is
+
+
 def _of_file(path: Path, kind: type[Policy]) -> Policy:
-    """The ``ORDER`` or ``PLACEMENT`` of a file; read once."""
+    """The ``ORDER`` or ``PLACEMENT`` of a file."""
+    if (path, kind) in _READ:
+        found: Policy = _READ[path, kind][1]
+        return found
     what = kind.__name__.lower()
+    if path.is_dir():
+        raise ValueError(f"{what} '{path}' is a folder; expected a file")
     if not path.is_file():
         raise FileNotFoundError(f"{what}: {missing(path)}")
-    spec = importlib.util.spec_from_file_location(f"weft_{what}_{path.stem}", path)
-    assert spec and spec.loader  # of every name that ends in .py
-    module = importlib.util.module_from_spec(spec)
+    source = path.read_bytes()
+    module = ModuleType(f"weft_{what}_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses look there
     try:
+        # Not by import: Python takes cached bytecode for a file of the same second and size.
         with contextlib.redirect_stdout(sys.stderr):  # standard output is for results
-            spec.loader.exec_module(module)
+            exec(compile(source, path, "exec"), vars(module))
     except (Exception, SystemExit) as error:
         raise ValueError(f"{what} '{path}': {type(error).__name__}: {error}") from error
-    found = getattr(module, what.upper(), None)
-    if not isinstance(found, kind):
-        raise ValueError(f"{what} '{path}': {what.upper()} is {found!r}; expected a {kind.__module__}.{kind.__name__}")
-    return found
+    made = vars(module).get(what.upper())
+    if not isinstance(made, kind):
+        raise ValueError(f"{what} '{path}': {what.upper()} is {made!r}; expected a {kind.__module__}.{kind.__name__}")
+    _READ[path, kind] = source, made
+    return made
 
 
 def check_topology(placement: Placement, order: Order, mode: str) -> None:

@@ -287,6 +287,7 @@ def _entry(path: Path, node: Any) -> tuple[str, Quota]:
 
 
 def _limits(path: Path, values: Mapping[str, Any], of: str) -> Quota:
+    of = {"cpu": "cores", "memory_gb": "GB"}.get(of, of)
     numbers: dict[str, Any] = {}
     for key in LIMITS:
         if key in values:

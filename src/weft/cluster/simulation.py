@@ -1,7 +1,8 @@
 """``simulate``: a trace, a cluster and a policy in; every job's start and nodes, and why it waited, out."""
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -76,6 +77,7 @@ def simulate(
 
     if not len(cluster):
         raise ValueError("the cluster has no nodes; expected at least one")
+    policy.read_anew()
     ordering, mode = policy.find_order(order)
     placing = policy.find_placement(placement)
     ties = check_ties(ties or placing.ties)
@@ -107,9 +109,11 @@ def simulate(
     if mode == "-easy":
         pieces, classes = easy_loop.twice(pieces, classes)
     state = tables.state(history or jobs, used, pieces, classes, members, placing, ties, seed, detailed)
+    with _named_errors(order, placement):
+        lacking = tables.unschedulable(state)
     never = {
         c: why_unschedulable(jobs, int(np.argmax(cls == c)), used, placing.topology == REQUIRED)
-        for c in tables.unschedulable(state)
+        for c in lacking
         if c in cls
     }
     impossible = {int(j): never[int(cls[j])] for j in np.flatnonzero(np.isin(cls, list(never)))}
@@ -140,18 +144,14 @@ def simulate(
     complete = True
     try:
         most, last = 100, time.perf_counter()
-        while advance(most):
-            on_progress(int(made.progress[tables.COMPLETED]), len(rows))
-            now = time.perf_counter()
-            most = 1 + min(2 * most, int(most * STEP_S / max(now - last, 1e-9)))
-            last = now
+        with _named_errors(order, placement):
+            while advance(most):
+                on_progress(int(made.progress[tables.COMPLETED]), len(rows))
+                now = time.perf_counter()
+                most = 1 + min(2 * most, int(most * STEP_S / max(now - last, 1e-9)))
+                last = now
     except KeyboardInterrupt:
         complete = False
-    except Exception as error:
-        raise ValueError(
-            f"order '{order}' or placement '{placement}' raised {type(error).__name__}: {error}; the plain engine, "
-            "weft.cluster.reference.simulate with the same arguments, names the job and the time"
-        ) from error
     cpu_s = time.process_time() - begin
     if preemptive:
         return Result(
@@ -177,6 +177,17 @@ def simulate(
         *named, start, end, stretches, waited, stops, lost, impossible, cpu_s, complete=complete, weights=dict(weights),
         quotas=dict(quotas), warm_up_s=warm_up_s,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _named_errors(order: str, placement: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(
+            f"order '{order}' or placement '{placement}' raised {type(error).__name__}: {error}; --plain "
+            "(simulate(…, plain=True)) names the job and the time"
+        ) from error
 
 
 def check_warm_up(warm_up_s: float, jobs: Jobs) -> None:

@@ -20,25 +20,28 @@ def why_unschedulable(jobs: Jobs, j: int, cluster: Cluster, in_one_rack: bool = 
     gpu_memory, cpu, memory = float(jobs.gpu_memory[j]), int(jobs.cpu[j]), int(jobs.memory[j])
     if part := (1, pods) if pods else (each, gpus) if gpus else ():
         cpu, memory = gangs.share(cpu, *part), gangs.share(memory, *part)
-    best: tuple[tuple[int, bool], list[str], str] | None = None
+    best: tuple[tuple[int, bool, float], list[str], str] | None = None
     able = 0
     for n, name in enumerate(cluster.names):
-        lacks = []
+        lacks, times = [], 0.0  # how many times more it needs than the node has
         kind = cluster.types[int(cluster.gpu_type[n])]
         if cluster.gpus[n] < each:
             lacks.append(f"{count(each, 'GPU')} (it has {cluster.gpus[n]})")
+            times += each / max(cluster.gpus[n], 0.5)
         other = not accepts(wanted, kind)  # of nodes that lack as much, one of the right type is nearer
         if other:
             lacks.append(f"a GPU of type {' or '.join(wanted)} (it has {kind})")
-        if 0 <= cluster.gpu_memory[n] < gpu_memory:
-            lacks.append(f"{gpu_memory:g} GB a GPU (it has {cluster.gpu_memory[n]:g})")
-        if 0 <= cluster.cpu[n] < cpu:
-            lacks.append(f"{cpu / 1000:g} cores (it has {cluster.cpu[n] / 1000:g})")
-        if 0 <= cluster.memory[n] < memory:
-            lacks.append(f"{memory / 1024:g} GiB of memory (it has {cluster.memory[n] / 1024:g})")
+        for has, needs, scale, unit in (
+            (cluster.gpu_memory[n], gpu_memory, 1, "GB a GPU"),
+            (cluster.cpu[n], cpu, 1000, "cores"),
+            (cluster.memory[n], memory, 1024, "GiB of memory"),
+        ):
+            if 0 <= has < needs:
+                lacks.append(f"{needs / scale:g} {unit} (it has {has / scale:g})")
+                times += needs / max(has, 0.5)
         able += not lacks
-        if best is None or (len(lacks), other) < best[0]:
-            best = ((len(lacks), other), lacks, name)
+        if best is None or (len(lacks), other, times) < best[0]:
+            best = ((len(lacks), other, times), lacks, name)
     if best is None:
         return "the cluster has no nodes"
     if best[1]:

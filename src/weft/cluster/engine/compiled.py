@@ -5,6 +5,7 @@ cache is in a folder named by a hash of all sources that are compiled: the engin
 with their constants. ``WEFT_CACHE`` names another folder than ``~/.cache/weft``.
 """
 
+import contextlib
 import hashlib
 import inspect
 import os
@@ -72,23 +73,34 @@ def _jit(function: Callable[..., Any], counting: bool, inline: bool = False) -> 
     options: dict[str, Any] = {"cache": True, "nogil": True, "_nrt": counting, "forceinline": inline}
     before = config.CACHE_DIR
     config.CACHE_DIR = cache_folder()
+    made: Any = None
     try:
-        made: Any = numba.njit(**options)(function)
+        made = numba.njit(**options)(function)
+    except RuntimeError:  # no folder of those that Numba tries can be written
+        pass
     finally:
         config.CACHE_DIR = before
-    if not config.DISABLE_JIT:
-        _save_alone(made._cache)
+    if config.DISABLE_JIT:
+        return made
+    if made is None or not made._cache.cache_path.startswith(cache_folder()):
+        # Numba's other folders, such as __pycache__, know nothing of the sources that a function calls.
+        return numba.njit(**options | {"cache": False})(function)
+    _save_alone(made._cache)
     return made
 
 
 def _save_alone(kept: Any) -> None:
     """Only one process at a time saves compiled code. Numba numbers a function's files by an index that it reads first
     and writes later: two processes that save two signatures at once take the same number, and one signature then has
-    the other's code."""
+    the other's code. If nothing can be written (no space), nothing is cached."""
     save = kept.save_overload
 
     def save_alone(signature: Any, result: Any) -> None:
-        os.makedirs(kept.cache_path, exist_ok=True)
+        with contextlib.suppress(OSError):
+            os.makedirs(kept.cache_path, exist_ok=True)
+            locked(signature, result)
+
+    def locked(signature: Any, result: Any) -> None:
         with open(os.path.join(kept.cache_path, "lock"), "w") as lock:
             if sys.platform == "win32":
                 msvcrt.locking(lock.fileno(), msvcrt.LK_LOCK, 1)  # closing the file gives it back
@@ -136,29 +148,41 @@ def call_4(typing, address, a, b, c, d):
 
 
 CALLS = {2: call_2, 3: call_3, 4: call_4}
+NO_SCORE, NO_KEY = "nan or infinite; expected a finite number", "nan; expected a number"
 _KEPT: dict[tuple[Any, ...], tuple[Any, int]] = {}  # what has an address must not be collected
 
 
-def address_of(function: Callable[..., Any], part: str, *arguments: Any) -> int:
+def address_of(function: Callable[..., Any], part: str, *arguments: Any, finite: bool = False) -> int:
     """Compiles a user's function for arguments of these types (dtypes of records, arrays, numbers), of which it may take
-    only the first.
+    only the first. It raises ValueError where the result is not a number.
 
     Args:
         part: of its result, ``[0]``, or all.
+        finite: it raises for infinity too.
 
     Raises:
         ValueError: Numba cannot compile it.
     """
     types = tuple(numba.from_dtype(each) if isinstance(each, np.dtype) else numba.typeof(each) for each in arguments)
-    known = function, part, types
+    known = function, part, types, finite
     if known in _KEPT:
         return _KEPT[known][1]
     config: Any = numba_config
     if config.DISABLE_JIT:
         raise ValueError("NUMBA_DISABLE_JIT is set, and a user's function must be compiled; expected it unset")
+    what = f"{function.__name__}{inspect.signature(function)}" if inspect.isfunction(function) else repr(function)
+    if not inspect.isfunction(function) or len(inspect.signature(function).parameters) > len(types):
+        raise ValueError(f"Numba cannot compile it: {what}; expected a function of at most {len(types)} arguments")
     names: dict[str, Any] = {"f": numba.njit(function)}
     given = ", ".join("abcd"[: len(inspect.signature(function).parameters)])
-    exec(f"def call({', '.join('abcd'[: len(types)])}): return float(f({given}){part})", names)
+    exec(
+        f"def call({', '.join('abcd'[: len(types)])}):\n"
+        f"    found = float(f({given}){part})\n"
+        f"    if {'found - found != 0.0' if finite else 'found != found'}:\n"
+        f"        raise ValueError('its result is {NO_SCORE if finite else NO_KEY}')\n"
+        "    return found",
+        names,
+    )
     try:
         made = numba.njit(names["call"])
         made.compile(types)

@@ -15,6 +15,7 @@ search descends only where both are enough. A change of a node moves it to anoth
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -159,10 +160,11 @@ def bucket_order(
             for free in range(int(piece["gpus"]), fewest + int(width)):
                 try:
                     value = 0.0 if piece["counted"] else _score_of_free(score, context, int(piece["gpus"]), free)
-                except (AttributeError, ArithmeticError):
+                except Exception:  # it looks at more, or fails: where that counts, the engine says so
                     return None
-                if value > NEVER:
-                    found.append((-value, int(begin) + free - fewest))
+                if not math.isfinite(value):
+                    return None
+                found.append((-value, int(begin) + free - fewest))
         ranks = {value: k for k, value in enumerate(sorted({value for value, _ in found}))}
         for i, (value, bucket) in enumerate(sorted(found)):
             ways[p, 2 * i : 2 * i + 2] = bucket, ranks[value]

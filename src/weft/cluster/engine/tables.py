@@ -97,8 +97,8 @@ def _codes(placing: Placement, context: NDArray[Any]) -> tuple[int, int]:
     of = engine.PIECE, engine.NODE, context
     try:
         if placing.gpu in (TIGHTEST, "random"):
-            return (address_of(placing.score, "", *of),) * 2
-        return address_of(placing.score, "[0]", *of), address_of(placing.score, "[1]", *of)
+            return (address_of(placing.score, "", *of, finite=True),) * 2
+        return address_of(placing.score, "[0]", *of, finite=True), address_of(placing.score, "[1]", *of)
     except ValueError as error:
         raise ValueError(f"placement '{placing.name}': score: {error}; {PLAIN}") from error
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster.engine.allocate import give_back, place
-from weft.cluster.engine.compiled import address_of, compiled, inlined, switch
+from weft.cluster.engine.compiled import NO_KEY, address_of, compiled, inlined, switch
 from weft.cluster.engine.queues import (
     ARRIVED,
     COMPLETED,
@@ -284,7 +284,12 @@ def loop(
     t.total = np.zeros((len(lines), t.total.shape[1]))
     code = _code(order) if order.share else -1
     if order.share:
-        tenants["share"] = [order.share(each, whole.view(np.recarray)[0]) for each in tenants.view(np.recarray)]
+        try:
+            tenants["share"] = [order.share(each, whole.view(np.recarray)[0]) for each in tenants.view(np.recarray)]
+            if np.isnan(tenants["share"]).any():
+                raise ValueError(f"its result is {NO_KEY}")
+        except Exception as error:
+            raise ValueError(f"order '{order.name}': share: {type(error).__name__}: {error}") from error
     q = Queue(
         t.jobs, t.running, t.progress, t.total, t.waits, t.of_rank, np.zeros(len(rows), np.int32), tenants, lines,
         np.zeros(len(lines), np.int64), np.full(len(t.state.classes), -1, np.int64), counters, whole,

@@ -11,6 +11,7 @@ highest score it takes one in the fullest rack, there in the fullest domain. The
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Iterable, Iterator
 from itertools import groupby, repeat
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 from weft.cluster import gangs
 from weft.cluster.model import WHOLE, Cluster, Jobs, NodeGroup, accepts
 from weft.cluster.placement import NOTHING, REQUIRED, check_ties, draw, first_random_state
-from weft.cluster.policy import find_placement
+from weft.cluster.policy import find_placement, read_anew
 from weft.cluster.reference.model import Job, Node, Piece
 from weft.words import count
 
@@ -29,6 +30,7 @@ class Nodes:
     """Nodes, and a placement that chooses among them; its arguments as those of the simulator."""
 
     def __init__(self, placement: str, ties: str, seed: int):
+        read_anew()
         self.placement = find_placement(placement)
         self.ties = check_ties(ties or self.placement.ties)
         self.random = first_random_state(seed)
@@ -178,6 +180,8 @@ class Nodes:
         arguments = (piece, node, self.context)[: len(inspect.signature(score).parameters)]
         try:
             both = score(*arguments)
+            if not math.isfinite(both[0] if isinstance(both, tuple) else both):
+                raise ValueError(f"its result is {both}; expected a finite number")
         except Exception as error:
             raise ValueError(
                 f"placement '{self.placement.name}' at {self.now:g} s raised {type(error).__name__}: {error}; of job "

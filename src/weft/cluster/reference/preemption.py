@@ -47,7 +47,10 @@ def key(sim: State, job: Job, remaining: float, served: float) -> float:
     row = job.row
     inputs = KeyInputs(job.submit, row.estimate[0], gpus(job), row.priority[0], job.level, job.sequence)
     arguments = (inputs, remaining, served, sim.known_to_order)
-    return float(rules(sim).key(*arguments[: len(inspect.signature(rules(sim).key).parameters)]))
+    found = float(rules(sim).key(*arguments[: len(inspect.signature(rules(sim).key).parameters)]))
+    if math.isnan(found):
+        raise ValueError(f"the key of job {job.id!r} at {sim.now:g} s is nan; expected a number")
+    return found
 
 
 def gpus(job: Job) -> float:

@@ -1,5 +1,6 @@
 """Orders among tenants, and quotas. The compiled form is ``engine/tenant_loop.py``."""
 
+import math
 from dataclasses import dataclass
 
 from weft.cluster.cohort import Cohort
@@ -39,7 +40,10 @@ def share(sim: State, tenant: str) -> float:
         0 if min(cpu) < 0 else sum(cpu),
         0 if min(memory) < 0 else sum(memory),
     )
-    return sim.order.share(usage_of(sim, tenant), whole)
+    found = float(sim.order.share(usage_of(sim, tenant), whole))
+    if math.isnan(found):
+        raise ValueError(f"the share of tenant '{tenant}' at {sim.now:g} s is nan; expected a number")
+    return found
 
 
 def start_by_share(sim: State) -> None:
