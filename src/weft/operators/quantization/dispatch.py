@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.operators.call import FLOATS
 from weft.operators.checks import check_device, check_flag, check_shape, check_tensor, either
 from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.contiguous import contiguous
 from weft.operators.cuda import CTYPES, CudaPlan, flags, pointer_aligned
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.dropout.philox import GROUP
@@ -263,7 +264,7 @@ BLOCKS = (128, 256, 512, 1024, 2048, 4096)
 STRIPS = {"STRIP": (32, 64, 128, 256), "ROWS": (4, 8, 16, 32), "BLOCK": BLOCKS[:-1], "num_warps": (4, 8, 16)}
 TILES = {"ROWS": (1, 2, 4, 8, 16, 32, 64), "BLOCK": BLOCKS, "num_warps": (2, 4, 8, 16)}
 line_configuration = Configurations(__file__, "lines", line_heuristic, candidates)
-BESIDE = {"ROWS": 64, "BLOCK": 64, "num_warps": 4}  # for rows that lie side by side
+BESIDE = {"ROWS": 32, "BLOCK": 128, "num_warps": 4}  # for rows that lie side by side
 BESIDE_COLUMNS = 512  # of rows that lie side by side, of which a program holds several
 FLAT = 1024  # elements of a program that takes rows as one stretch
 block_configuration = Configurations(
@@ -371,7 +372,7 @@ class TwoPasses:
             wrapped, m, n = True, triton.cdiv(total, WRAP), WRAP
             x_row, x_col = WRAP, 1
         config = strip_configuration(x.device, x.dtype, min(bucket(n, 16), WRAP))
-        config = config if wrapped or not c.beside else {"STRIP": 256, **BESIDE}
+        config = config if wrapped or not c.beside else {"STRIP": 256, **BESIDE, "ROWS": 64}
         rows = config["ROWS"] if pointer_aligned(x) else max(config["ROWS"] // 2, 1)  # loads of one element each
         block, strip = min(config["BLOCK"], bucket(n, 16)), max(config["STRIP"], rows)
         tile = {"STRIP": strip, "ROWS": rows, "BLOCK": block}
@@ -400,7 +401,7 @@ class Copied:
         self.plan = lines_plan(QuantizeCall(like, *c.scheme, c.random))
 
     def __call__(self, x: Tensor, *rest: Any) -> None:
-        self.plan(x.contiguous(), *rest)
+        self.plan(contiguous(x), *rest)
 
 
 # ---- launches of dequantize ------------------------------------------------------------------------------------------
