@@ -216,7 +216,7 @@ def gradient_heuristic(own: str, other: str) -> Any:
         elif dtype == torch.float32:
             mine, theirs, warps, stages = (32 if d <= 64 else 16), (32 if d <= 64 else 16), 8, 1
         elif d <= 128:
-            mine, theirs, warps, stages = 128, (64 if d <= 64 else 32), 8, 2
+            mine, theirs, warps, stages = 128, (64 if d <= 64 else 32), 8, (1 if loads and d > 64 else 2)
         else:
             mine, theirs, warps, stages = 32, 32, 4, 1
         return {own: mine, other: theirs, "num_warps": warps, "num_stages": stages}
