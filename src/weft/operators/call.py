@@ -129,7 +129,8 @@ def transformed() -> bool:
 
 def cast_for_products(*tensors: Any) -> tuple[Any, ...]:
     """The arguments, with floats cast as autocast casts them for ``torch.mm`` on their device."""
-
+    if not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")):
+        return tensors
     return tuple(t.to(product_dtype(t)) if isinstance(t, torch.Tensor) else t for t in tensors)
 
 

@@ -209,10 +209,10 @@ def attention_function(
     )
     if usual and eager(q, k, v, *tensors, gradient=True, autocast=True):
         parts = parts_of(q, k, v, **with_seed(q, named))
-        if FORWARD.of(parts[0], parts[1]) is not None:
-            if dropout:
-                check_seed(NAME, q, named["seed"], named["offset"])
-            return launched(parts, return_lse, PUBLIC)
+        if (plan := FORWARD.of(parts[0], parts[1])) is not None:
+            if dropout and seed is not None:
+                check_seed(NAME, q, seed, offset)
+            return launched(parts, return_lse, PUBLIC, plan)
     choice = choose(q, k, v, **named).implementation
     named = with_seed(q, named)
     if choice == "torch":

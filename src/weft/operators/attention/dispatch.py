@@ -2,8 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -38,8 +37,7 @@ LARGEST = torch.finfo(torch.float32).max
 OPTIONAL = ("mask", "bias", "sinks", "alibi", "cu_seqlens_q", "cu_seqlens_k", "seed")  # tensors that a call may have
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """What a plan depends on besides its tensors; ``names`` are those of OPTIONAL that there are."""
 
     names: tuple[str, ...]
@@ -59,6 +57,7 @@ class Options:
 def options(
     names: tuple[str, ...], causal: bool, window: Any, scale: Any, softcap: Any, score: Any, dropout: Any
 ) -> Options:
+    """The options of a call, checked."""
     check_flag(NAME, "causal", causal)
     bounds: tuple[Any, ...] = (None, None)
     if window is not None:
@@ -193,12 +192,15 @@ def unsupported(c: AttentionCall) -> str:
 
 
 def forward_heuristic(sm: int, dtype: torch.dtype, d: int, loads: bool) -> Config:
-    """``loads``: each score needs one of a mask or a bias, or random numbers, which take registers."""
+    """``loads``: each score needs one of a mask or a bias, or random numbers, which take registers. Measured on an H200, where
+    two blocks of 64 queries share a multiprocessor."""
     if INTERPRETING:
         return {"M": 32, "N": 32, "num_warps": 4, "num_stages": 1}
     if dtype == torch.float32:  # products without matrix units hold their operands in registers
         return {"M": 64 if d <= 64 else 32, "N": 32 if d <= 64 else 16, "num_warps": 8, "num_stages": 2}
     much = shared_limit(sm) > 2**17
+    if sm >= 90 and much and d <= 128 and not loads:
+        return {"M": 64, "N": 64, "num_warps": 4, "num_stages": 3}
     if d <= 64:
         return {"M": 128, "N": 64, "num_warps": 8 if loads else 4, "num_stages": 3}
     if d <= 128:
@@ -206,15 +208,26 @@ def forward_heuristic(sm: int, dtype: torch.dtype, d: int, loads: bool) -> Confi
     return {"M": 64, "N": 64 if much else 32, "num_warps": 8, "num_stages": 2}
 
 
+# rows of its own, rows of the other, warps, stages, for head dims up to 64 and 128
+TILES = {
+    ("N", False): (64, 32, 4, 3),
+    ("N", True): (128, 32, 8, 3),
+    ("M", False): (64, 32, 4, 3),
+    ("M", True): (64, 64, 4, 2),
+}
+
+
 def gradient_heuristic(own: str, other: str) -> Any:
     """Of a kernel whose programs own tiles of queries ("M") or keys ("N") and walk the other. More than 4 warps want 128 rows:
-    of fewer all warps would make the same products on matrix units."""
+    of fewer all warps would make the same products on matrix units. Measured on an H200."""
 
     def config(sm: int, dtype: torch.dtype, d: int, loads: bool) -> Config:
         if INTERPRETING:
             mine, theirs, warps, stages = 32, 32, 4, 1
         elif dtype == torch.float32:
             mine, theirs, warps, stages = (32 if d <= 64 else 16), (32 if d <= 64 else 16), 8, 1
+        elif sm >= 90 and shared_limit(sm) > 2**17 and d <= 128 and not loads:
+            mine, theirs, warps, stages = TILES[own, d > 64]
         elif d <= 128:
             mine, theirs, warps, stages = 128, (64 if d <= 64 else 32), 8, (1 if loads and d > 64 else 2)
         else:

@@ -21,7 +21,7 @@ from weft.operators.attention.score import Score
 from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
 from weft.operators.call import traced
 from weft.operators.dropout.seeds import STEPS, Seed, draw, threshold_of
-from weft.operators.launch import Plans
+from weft.operators.launch import Plan, Plans
 
 Parts = tuple[tuple[Tensor, ...], Options, int, int]  # tensors, options, seed (0 where a tensor holds it), offset
 
@@ -34,12 +34,11 @@ def parts_of(
 ) -> Parts:  # fmt: skip
     """A call as the tables take it."""
     tensor_seed = seed if isinstance(seed, Tensor) else None
-    every = dict(zip(OPTIONAL, (mask, bias, sinks, alibi, cu_seqlens_q, cu_seqlens_k, tensor_seed), strict=True))
-    given = {name: t for name, t in every.items() if t is not None}
+    every = zip(OPTIONAL, (mask, bias, sinks, alibi, cu_seqlens_q, cu_seqlens_k, tensor_seed), strict=True)
+    given = {name: t for name, t in every if t is not None}
     made = options(tuple(given), causal, window, scale, softcap, score, dropout)
-    if not made.threshold:
-        given.pop("seed", None)
-        made, seed, offset = options(tuple(given), causal, window, scale, softcap, score, dropout), 0, 0
+    if not made.threshold and (given.pop("seed", None) is not None or seed is not None):  # of no use
+        made, seed, offset = made._replace(names=tuple(given)), 0, 0
     number = seed if isinstance(seed, int) else 0
     tensors = (q, k, v, *given.values())
     wanted = torch.is_grad_enabled() and any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
@@ -52,77 +51,66 @@ def parts_of(
 
 
 class Attention(KernelFunction):
-    """``(plans, options, seed, offset, return_lse, q, k, v, *tensors)``, the tensors as ``options.names`` says."""
+    """``(plan, plans of backward, options, seed, offset, return_lse, q, k, v, *tensors)``, the tensors as ``options.names``
+    says."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        plans: tuple[Plans, Plans],
-        options: Options,
-        seed: int,
-        offset: int,
-        return_lse: bool,
+        ctx: Any, plan: Plan, backward_plans: Plans, options: Options, seed: int, offset: int, return_lse: bool,
         *tensors: Tensor,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         q, k, v, *rest = tensors
         given = dict(zip(options.names, rest, strict=True))
         o = result_like(q, v.shape[-1])
         rows = (q.shape[1], q.shape[0]) if q.ndim == 3 else q.shape[:3]
-        peak, log_sum = (torch.empty(rows, dtype=torch.float32, device=q.device) for _ in range(2))
+        peak, log_sum = torch.empty((2, *rows), dtype=torch.float32, device=q.device).unbind()
         mask = given["mask"].view(torch.uint8) if "mask" in given else q
         optional = (given.get(n, q) for n in ("bias", "sinks", "alibi", "cu_seqlens_q", "cu_seqlens_k", "seed"))
-        plans[0].of(tensors, options)(q, k, v, o, peak, log_sum, mask, *optional, seed, offset)
+        plan(q, k, v, o, peak, log_sum, mask, *optional, seed, offset)
         ctx.save_for_backward(*tensors, o, peak, log_sum)
-        ctx.call = plans[1], options, seed, offset, return_lse
+        ctx.call = backward_plans, options, seed, offset, return_lse
         return (o, log_sum_exp(peak, log_sum, not options.needs_natural_units)) if return_lse else o
 
     @staticmethod
     def backward(ctx: Any, do: Tensor, dlse: Tensor | None = None) -> tuple[Tensor | None, ...]:
         *tensors, o, peak, log_sum = ctx.saved_tensors
         plans, options, seed, offset, return_lse = ctx.call
-        wanted = ctx.needs_input_grad[5:]
+        wanted = ctx.needs_input_grad[6:]
         if torch.is_grad_enabled():
             plain = functools.partial(by_reference, options, seed, offset, return_lse)
             gradients = (do, dlse) if dlse is not None else (do,)
-            return (*(None,) * 5, *reference_gradients(plain, tensors, wanted, gradients))
+            return (*(None,) * 6, *reference_gradients(plain, tensors, wanted, gradients))
         q, k, v, *rest = tensors
         names = ("q", "k", "v", *options.names)
         asked = frozenset(name for name, w in zip(names, wanted, strict=True) if w)
         launch = plans.of((q, k, v, o, do, *rest), options)
         given = dict(zip(options.names, rest, strict=True))
         found = launch(q, k, v, o, peak, log_sum, do, dlse, given, seed, offset, asked)
-        return (*(None,) * 5, *(found.get(name) for name in names))
+        return (*(None,) * 6, *(found.get(name) for name in names))
 
 
 def by_reference(options: Options, seed: int, offset: int, return_lse: bool, *tensors: Tensor) -> Any:
     """The reference of a call that was taken apart."""
     q, k, v, *rest = tensors
     named: dict[str, Any] = {"seed": seed, **dict(zip(options.names, rest, strict=True))}
-    settings: dict[str, Any] = {
-        "window": (options.left, options.right),
-        "scale": options.scale,
-        "softcap": options.softcap,
-    }
-    settings |= {
-        "score": options.score,
-        "dropout": options.threshold / STEPS,
-        "offset": offset,
-        "return_lse": return_lse,
-    }
-    return reference(q, k, v, **settings, **named)
+    named |= {"window": (options.left, options.right), "scale": options.scale, "softcap": options.softcap}
+    named |= {"score": options.score, "dropout": options.threshold / STEPS, "offset": offset, "return_lse": return_lse}
+    return reference(q, k, v, **named)
 
 
 PUBLIC = FORWARD, BACKWARD
 BY_KERNEL = FORWARD.kernel("triton"), BACKWARD.kernel("triton")
 
 
-def launched(parts: Parts, return_lse: bool, plans: tuple[Plans, Plans]) -> Any:
+def launched(parts: Parts, return_lse: bool, plans: tuple[Plans, Plans], plan: Plan | None = None) -> Any:
+    """``plan``: of these parts, where it is known."""
     tensors, options, seed, offset = parts
     if "bias" in options.names:  # four dimensions, which its gradient has too
         at = 3 + options.names.index("bias")
         bias = tensors[at]
-        tensors = (*tensors[:at], bias[(None,) * (4 - bias.ndim)], *tensors[at + 1 :])
-    return differentiable(Attention, plans, options, seed, offset, return_lse, *tensors)
+        tensors, plan = (*tensors[:at], bias[(None,) * (4 - bias.ndim)], *tensors[at + 1 :]), None
+    plan = plan or plans[0].of(tensors, options)
+    return differentiable(Attention, plan, plans[1], options, seed, offset, return_lse, *tensors)
 
 
 def with_seed(q: Tensor, named: dict[str, Any]) -> dict[str, Any]:
