@@ -223,7 +223,8 @@ def run_random(
     saver: Saver | None = None,
     jobs: int = 1,
 ) -> list[Measurement]:
-    """Measures public functions at random points against the best peer; Ctrl-C keeps what was measured.
+    """Measures public functions at random points against the best peer. What was measured before Ctrl-C, or before a process
+    died, is kept.
 
     Args:
         seed: decimal, or hexadecimal with 0x; empty for the first 8 hexadecimal digits of the commit.
@@ -235,7 +236,7 @@ def run_random(
     number = seed_of(seed)
     if device != "cuda":
         raise ValueError("weft bench --random times a GPU, and PyTorch sees none here (weft doctor says why)")
-    from weft.bench import compare, random_points
+    from weft.bench import compare, parallel, random_points
     from weft.hardware import ceilings
 
     points = random_points.draw(operators, count, number, dtypes, directions)
@@ -245,7 +246,14 @@ def run_random(
     bench = compare.Bench(device, ceilings.measure(device, say=say), quick=True, budget_s=budget_s, say=say)
     chosen = random_points.chosen(operators)
     note.print(f"{len(points)} points of seed {number:#x}")
-    measured = random_points.measure(points, number, lambda some: measure_points(bench, some, chosen, note, jobs=jobs))
+
+    def timed(some: Sequence[Any]) -> Iterator[list[Measurement]]:
+        try:
+            yield from measure_points(bench, some, chosen, note, jobs=jobs)
+        except parallel.ProcessDied as died:
+            note.print(f"{died}: the points before are kept")
+
+    measured = random_points.measure(points, number, timed)
     if missing := len({*map(random_points.key_of, points)}) - len(measured):
         note.print(f"{missing} points have no ratio: a call failed or was wrong, or no peer took it")
     if saver:
