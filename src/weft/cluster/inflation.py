@@ -45,11 +45,8 @@ def inflated(jobs: Jobs, cluster: Cluster, ratio: float = 1.3, seed: int = 0) ->
 
 def reordered(cluster: Cluster, rows: NDArray[np.int64]) -> Cluster:
     """The nodes in another order: which of equally good ones is the lowest."""
-    columns = {
-        f.name: getattr(cluster, f.name)[rows]
-        for f in dataclasses.fields(cluster)
-        if f.name not in ("names", "types", "racks")
-    }
+    found = {f.name: getattr(cluster, f.name) for f in dataclasses.fields(cluster)}
+    columns = {name: value[rows] for name, value in found.items() if isinstance(value, np.ndarray)}
     return dataclasses.replace(cluster, names=tuple(cluster.names[int(n)] for n in rows), **columns)
 
 
