@@ -2,6 +2,8 @@
 broadcast biases, compilations, a model."""
 
 import functools
+import gc
+import weakref
 
 import pytest
 import torch
@@ -9,6 +11,9 @@ from refused import EITHER, bad, test_it_is_refused_in_words_that_help  # noqa: 
 from where import DEVICE, printed
 
 from weft import ops
+from weft.definition import Declined
+from weft.operators.attention.dispatch import BACKWARD, options
+from weft.operators.attention.function import attention_triton
 from weft.operators.attention.points import SCORES, SHAPES
 from weft.operators.attention.reference import reference
 from weft.operators.attention.score import Score
@@ -91,6 +96,30 @@ def test_groups_of_heads_share_keys_and_values(group):
         close(a, b)
 
 
+@pytest.mark.parametrize("window", [(3, 2**31 - 1), (2**31 - 1, 0), (2**31 - 1, 2**31 - 1)])
+@pytest.mark.parametrize("s", [20, 41])
+def test_a_bound_of_the_largest_integer_is_none(window, s):
+    unbounded = tuple(None if n == 2**31 - 1 else n for n in window)
+    found = gradients(functools.partial(ops.attention, window=window), qkv(s=s))
+    for x, want in zip(found, gradients(functools.partial(reference, window=unbounded), qkv(s=s)), strict=True):
+        close(x, want)
+
+
+@pytest.mark.parametrize("scale", [1e-40, -1e-50])
+def test_a_scale_below_fp32s_range_is_zero(scale):
+    q, k, v = qkv()
+    close(ops.attention(q, k, v, scale=scale, causal=True), reference(q, k, v, scale=0.0, causal=True))
+
+
+def test_the_plans_of_backward_keep_no_tensor():
+    tensors = (*qkv(), random(2, 2, 20, 16), random(2, 2, 20, 16), random(1, 1, 20, 37))
+    launch = BACKWARD.of(tensors, options(("bias",), False, None, None, None, None, 0.0))
+    alive = [weakref.ref(t) for t in tensors]
+    del tensors
+    gc.collect()
+    assert launch.bias and not any(t() is not None for t in alive)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("more", [{"causal": True, "softcap": 2.0}, {"score": SCORES["near"], "window": (3, 5)}])
 def test_a_bias_that_was_broadcast_has_the_sum_of_all_gradients(shape, more):
@@ -136,6 +165,8 @@ def test_slopes_have_gradients_through_pytorch():
         torch.autograd.grad(f(q, k, v, alibi=slopes).square().sum(), slopes) for f in (ops.attention, reference)
     )
     close(got, want)
+    with pytest.raises(Declined, match="slopes need a gradient"):
+        attention_triton(q, k, v, alibi=slopes)
 
 
 def test_a_compiler_sees_one_operator():

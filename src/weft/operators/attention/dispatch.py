@@ -1,6 +1,5 @@
 """What a call of attention is, checked; which kernel takes it, when and why; and the launches."""
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -29,7 +28,7 @@ from weft.operators.launch import INTERPRETING, Plan
 
 NAME = "attention"
 LN2 = math.log(2.0)
-LARGEST = torch.finfo(torch.float32).max
+LARGEST, SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 # B batch (or N sequences), H heads of q, G heads of k and v, Sq queries, Sk keys, D and Dv head dims
 
 # ---- a call ----------------------------------------------------------------------------------------------------------
@@ -69,7 +68,7 @@ def options(
         check_value(
             NAME, "scale", scale, is_number(scale) and abs(scale) <= LARGEST, "a finite number, or None for D**-0.5"
         )
-        scale = float(scale)
+        scale = float(scale) if abs(scale) >= SMALLEST else 0.0
     if softcap is not None:
         fits = is_number(softcap) and 0 < softcap <= LARGEST
         check_value(NAME, "softcap", softcap, fits, "a positive number, or None for no cap")
@@ -179,11 +178,16 @@ class AttentionCall(Call):
         return torch.is_grad_enabled() and "alibi" in self.given and self.given["alibi"].requires_grad
 
 
+def spans_too_much(*strides: int) -> bool:
+    """Whether offsets in a tile, by the strides of its rows and columns, may need more than 32 bits."""
+    return any(256 * stride >= 2**31 for stride in strides)
+
+
 def unsupported(c: AttentionCall) -> str:
     if c.no_kernel:
         return c.no_kernel
     for name, t in (*c.views.items(), *((n, c.given[n]) for n in ("mask", "bias") if n in c.given)):
-        if any(256 * stride >= 2**31 for stride in t.stride()[-2:]):
+        if spans_too_much(*t.stride()[-2:]):
             return f"{name} has strides {t.stride()}: a tile spans 2**31 elements"
     return ""
 
@@ -268,7 +272,7 @@ def result_like(q: Tensor, width: int, device: Any = None) -> Tensor:
 class _Launch:
     """What the launches of a call share: its grid's sizes, scalars and constants."""
 
-    def __init__(self, c: AttentionCall):
+    def __init__(self, c: Any):
         o, given = c.options, c.given
         self.c = c
         expanded = {n: given[n].expand(*c.q.shape[:3], c.key_tokens) for n in ("mask", "bias") if n in given}
@@ -278,7 +282,9 @@ class _Launch:
         slopes = given.get("alibi")
         self.more += (0, 0) if slopes is None else (0, slopes.stride(0)) if slopes.ndim == 1 else slopes.stride()
         scale = c.d**-0.5 if o.scale is None else o.scale
-        self.bounds = (o.left or 0, o.right or 0, triton.cdiv(c.key_tokens, GROUP), (o.threshold * 2**16 - 1) % 2**32)
+        # no key is further away than this; kernels add bounds to positions in 32 bits
+        left, right = min(o.left or 0, c.key_tokens), min(o.right or 0, c.query_tokens)
+        self.bounds = (left, right, triton.cdiv(c.key_tokens, GROUP), (o.threshold * 2**16 - 1) % 2**32)
         self.factors = (scale, o.softcap or 1.0, scale_of(o.threshold))
         self.flags = {
             "PLAIN": not o.needs_natural_units, "SOFTCAP": o.softcap is not None, "SINKS": "sinks" in given,
@@ -324,10 +330,15 @@ class GradientCall(AttentionCall):
         self.o, self.do = o, do
 
 
-class Gradients(_Launch):
-    """Calls the kernels of the gradients that are wanted, and the sums that they need."""
+class Gradients:
+    """Calls the kernels of the gradients that are wanted, and the sums that they need. It has plans alone: a cache keeps it,
+    and would keep a call's tensors in memory."""
 
-    c: GradientCall
+    def __init__(self, c: GradientCall):
+        made = _Launch(c)
+        self.plain: bool = made.flags["PLAIN"]
+        self.deltas, self.keys, self.queries = _deltas(made), _keys(made), _queries(made)
+        self.bias = _bias(made) if "bias" in c.given else None
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, peak: Tensor, log_sum: Tensor, do: Tensor, dlse: Tensor | None,
@@ -350,60 +361,60 @@ class Gradients(_Launch):
         if "q" in wanted:
             found["q"] = torch.empty_like(q)
             self.queries(q, k, v, do, found["q"], *rows, *masks, *cu, *random)
-        if "bias" in wanted:
+        if self.bias is not None and "bias" in wanted:
             found["bias"] = torch.empty_like(given["bias"])
             self.bias(q, k, v, do, found["bias"], *rows, *masks, *random)
         if "sinks" in wanted:
             found["sinks"] = self.of_sinks(given["sinks"], peak, log_sum, delta)
         return found
 
-    @functools.cached_property
-    def deltas(self) -> Plan:
-        c, rows = self.c, 64
-        slots = self.slots(c.query_tokens, rows)
-        scalars = (slots, c.heads, c.batches, c.query_tokens, *_packed(c.o), *_packed(c.do))
-        constants = {"DV": c.dv, "DV_COLS": bucket(c.dv), "M": rows, "PLAIN": self.flags["PLAIN"], "PACKED": c.packed}
-        return Plan(gradient_kernels.deltas, (slots * c.heads * (1 if c.packed else c.batches),), scalars, constants)
-
-    @functools.cached_property
-    def keys(self) -> Plan:
-        c = self.c
-        config = self.config(keys_configuration)
-        tensors = (c.q, c.k, c.v, c.do, _like(c.k), _like(c.v))
-        strides = tuple(stride for t in tensors for stride in _packed(t))
-        slots = self.slots(c.key_tokens, config["N"])
-        return self.plan(gradient_kernels.key_gradients, config, slots, c.heads // c.group, strides)
-
-    @functools.cached_property
-    def queries(self) -> Plan:
-        c = self.c
-        config = self.config(queries_configuration)
-        strides = tuple(stride for t in (c.q, c.k, c.v, c.do, _like(c.q)) for stride in _packed(t))
-        slots = self.slots(c.query_tokens, config["M"])
-        return self.plan(gradient_kernels.query_gradients, config, slots, c.heads, strides)
-
-    @functools.cached_property
-    def bias(self) -> Plan:
-        c, bias = self.c, self.c.given["bias"]
-        config = self.config(queries_configuration)
-        batches, heads, rows, columns = bias.shape
-        one_row, one_column = rows == 1, columns == 1
-        down = 1 if one_row else triton.cdiv(c.query_tokens, config["M"])
-        across = 1 if one_column else triton.cdiv(c.key_tokens, config["N"])
-        sizes = (c.batches, c.heads, c.group, c.query_tokens, c.key_tokens, *self.bounds, batches, heads)
-        strides = tuple(stride for t in (c.q, c.k, c.v, c.do, _like(bias)) for stride in t.stride())
-        left_out = ("PLAIN", "SINKS", "BIAS", "PACKED")
-        flags = {name: value for name, value in self.flags.items() if name not in left_out}
-        constants = {**self.dims, **constants_of(config), **flags, "ONE_ROW": one_row, "ONE_COLUMN": one_column}
-        grid = (batches * heads * down * across,)
-        scalars = (*sizes, *self.factors, *strides, *self.more)
-        return Plan(gradient_kernels.bias_gradient, grid, scalars, constants, config["num_warps"], config["num_stages"])
-
     def of_sinks(self, sinks: Tensor, peak: Tensor, log_sum: Tensor, delta: Tensor) -> Tensor:
         """-Σ exp(sink - lse) delta over all rows of a head; 0 where a row has neither keys nor sink."""
-        lse = log_sum_exp(peak, log_sum, self.flags["PLAIN"])
+        lse = log_sum_exp(peak, log_sum, self.plain)
         share = torch.exp(sinks.float()[:, None] - torch.where(lse == -torch.inf, torch.inf, lse))
         return -(share * delta).sum([d for d in range(lse.ndim) if d != lse.ndim - 2]).to(sinks.dtype)
+
+
+def _deltas(made: _Launch) -> Plan:
+    c, rows = made.c, 64
+    slots = made.slots(c.query_tokens, rows)
+    scalars = (slots, c.heads, c.batches, c.query_tokens, *_packed(c.o), *_packed(c.do))
+    constants = {"DV": c.dv, "DV_COLS": bucket(c.dv), "M": rows, "PLAIN": made.flags["PLAIN"], "PACKED": c.packed}
+    return Plan(gradient_kernels.deltas, (slots * c.heads * (1 if c.packed else c.batches),), scalars, constants)
+
+
+def _keys(made: _Launch) -> Plan:
+    c = made.c
+    config = made.config(keys_configuration)
+    tensors = (c.q, c.k, c.v, c.do, _like(c.k), _like(c.v))
+    strides = tuple(stride for t in tensors for stride in _packed(t))
+    slots = made.slots(c.key_tokens, config["N"])
+    return made.plan(gradient_kernels.key_gradients, config, slots, c.heads // c.group, strides)
+
+
+def _queries(made: _Launch) -> Plan:
+    c = made.c
+    config = made.config(queries_configuration)
+    strides = tuple(stride for t in (c.q, c.k, c.v, c.do, _like(c.q)) for stride in _packed(t))
+    slots = made.slots(c.query_tokens, config["M"])
+    return made.plan(gradient_kernels.query_gradients, config, slots, c.heads, strides)
+
+
+def _bias(made: _Launch) -> Plan:
+    c, bias = made.c, made.c.given["bias"]
+    config = made.config(queries_configuration)
+    batches, heads, rows, columns = bias.shape
+    one_row, one_column = rows == 1, columns == 1
+    down = 1 if one_row else triton.cdiv(c.query_tokens, config["M"])
+    across = 1 if one_column else triton.cdiv(c.key_tokens, config["N"])
+    sizes = (c.batches, c.heads, c.group, c.query_tokens, c.key_tokens, *made.bounds, batches, heads)
+    strides = tuple(stride for t in (c.q, c.k, c.v, c.do, _like(bias)) for stride in t.stride())
+    left_out = ("PLAIN", "SINKS", "BIAS", "PACKED")
+    flags = {name: value for name, value in made.flags.items() if name not in left_out}
+    constants = {**made.dims, **constants_of(config), **flags, "ONE_ROW": one_row, "ONE_COLUMN": one_column}
+    grid = (batches * heads * down * across,)
+    scalars = (*sizes, *made.factors, *strides, *made.more)
+    return Plan(gradient_kernels.bias_gradient, grid, scalars, constants, config["num_warps"], config["num_stages"])
 
 
 def _like(t: Tensor) -> Tensor:
@@ -417,6 +428,7 @@ def log_sum_exp(peak: Tensor, log_sum: Tensor, plain: bool) -> Tensor:
 
 # ---- the tables ------------------------------------------------------------------------------------------------------
 
+SLOPES = "ALiBi's slopes need a gradient, for which there is no kernel of ours"
 TRITON = "tiles of scores stay on chip (online softmax); every mask, bias and stride is read in place"
 
 FORWARD = Dispatch(
@@ -427,7 +439,7 @@ FORWARD = Dispatch(
     Route(
         "torch",
         lambda c: c.slopes_need_gradients,
-        "ALiBi's slopes need a gradient, for which there is no kernel of ours",
+        SLOPES,
     ),
     Route("torch", lambda c: c.no_kernel != "", "head dims below 16 or above 256, for which there is no kernel"),
     Route("torch", lambda c: unsupported(c) != "", "strides so long that a tile spans 2**31 elements"),

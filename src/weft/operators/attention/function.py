@@ -6,15 +6,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.definition import Declined
 from weft.operators.attention.dispatch import (
     BACKWARD,
     FORWARD,
     NAME,
     OPTIONAL,
+    SLOPES,
     Options,
     log_sum_exp,
     options,
     result_like,
+    spans_too_much,
 )
 from weft.operators.attention.reference import reference
 from weft.operators.attention.score import Score
@@ -81,6 +84,8 @@ class Attention(KernelFunction):
             gradients = (do, dlse) if dlse is not None else (do,)
             return (*(None,) * 6, *reference_gradients(plain, tensors, wanted, gradients))
         q, k, v, *rest = tensors
+        if spans_too_much(do.stride(-3 if do.ndim == 3 else -2), do.stride(-1)):  # forward took no such q, k or v
+            do = do.contiguous()
         names = ("q", "k", "v", *options.names)
         asked = frozenset(name for name, w in zip(names, wanted, strict=True) if w)
         launch = plans.of((q, k, v, o, do, *rest), options)
@@ -121,5 +126,8 @@ def with_seed(q: Tensor, named: dict[str, Any]) -> dict[str, Any]:
 
 
 def attention_triton(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
+    alibi = named.get("alibi")
+    if torch.is_grad_enabled() and alibi is not None and alibi.requires_grad:
+        raise Declined(SLOPES)
     parts = parts_of(q, k, v, **with_seed(q, named))
     return launched(parts, named.get("return_lse", False), BY_KERNEL)

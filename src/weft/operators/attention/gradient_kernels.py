@@ -134,7 +134,8 @@ def key_gradients(
             row = tl.cast(h, tl.int64) * query_tokens + query_start
         slope = 0.0
         if ALIBI:
-            slope = tl.load(alibi_ptr + tl.cast(b, tl.int64) * alibi_b + h * alibi_h).to(tl.float32)
+            slopes = alibi_ptr + tl.cast(b, tl.int64) * alibi_b + tl.cast(h, tl.int64) * alibi_h
+            slope = tl.load(slopes, mask=b < sequences, other=0.0).to(tl.float32)
         at, do_at = base(q_ptr, b, h, query_start, q_b, q_h, q_s), base(do_ptr, b, h, query_start, do_b, do_h, do_s)
         mask_at, bias_at = base(mask_ptr, b, h, b, mask_b, mask_h, 0), base(bias_ptr, b, h, b, bias_b, bias_h, 0)
         for part in tl.static_range(3):
@@ -220,7 +221,8 @@ def query_gradients(
         seed = tl.load(seed_ptr)
     slope = 0.0
     if ALIBI:
-        slope = tl.load(alibi_ptr + tl.cast(b, tl.int64) * alibi_b + tl.cast(h, tl.int64) * alibi_h).to(tl.float32)
+        at = alibi_ptr + tl.cast(b, tl.int64) * alibi_b + tl.cast(h, tl.int64) * alibi_h
+        slope = tl.load(at, mask=b < sequences, other=0.0).to(tl.float32)
     k_ptr, v_ptr = (
         base(k_ptr, b, h // group, key_start, k_b, k_h, k_s),
         base(v_ptr, b, h // group, key_start, v_b, v_h, v_s),

@@ -234,7 +234,8 @@ def forward(
         seed = tl.load(seed_ptr)
     slope = 0.0
     if ALIBI:
-        slope = tl.load(alibi_ptr + tl.cast(b, tl.int64) * alibi_b + tl.cast(h, tl.int64) * alibi_h).to(tl.float32)
+        at = alibi_ptr + tl.cast(b, tl.int64) * alibi_b + tl.cast(h, tl.int64) * alibi_h
+        slope = tl.load(at, mask=b < sequences, other=0.0).to(tl.float32)
     q_ptr = base(q_ptr, b, h, start + m, q_b, q_h, q_s)
     k_ptr, v_ptr = (
         base(k_ptr, b, h // group, key_start, k_b, k_h, k_s),
