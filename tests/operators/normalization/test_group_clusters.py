@@ -284,6 +284,7 @@ def test_the_tables_take_clusters_where_they_were_faster(direction, dtype, sm, e
 @pytest.mark.parametrize(("shape", "groups", "dtype", "first"), [
     ((64, 64, 1024), 8, BF16, True), ((64, 64, 1024), 8, FP32, False),  # 16 bytes of channels a group, 32
     ((64, 64, 1024), 64, FP32, True), ((2, 64, 1024), 64, FP32, False),  # few elements
+    ((2**14, 256, 1), 64, FP32, False),  # a space of one element: neighbouring groups are one stretch
 ])  # fmt: skip
 def test_slivers_of_channels_have_statistics_of_channels_first(shape, groups, dtype, first, monkeypatch):
     monkeypatch.setattr(dispatch, "INTERPRETING", False)

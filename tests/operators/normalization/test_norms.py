@@ -94,3 +94,14 @@ def test_no_epsilon_is_pytorchs(dtype):
     torch.testing.assert_close(y, F.rms_norm(h, (16,), weight), rtol=3e-3, atol=3e-3)
     with torch.no_grad():
         torch.testing.assert_close(ops.rms_norm(x, weight, None), F.rms_norm(x, (16,), weight), rtol=3e-3, atol=3e-3)
+
+
+@pytest.mark.parametrize("norm", ["rms_norm", "add_rms_norm", "dropout_add_rms_norm"])
+def test_rows_that_are_not_there_add_nothing_to_the_weights_gradient_without_an_epsilon(norm):
+    x, dy = torch.randn(2, 3, 157, device=DEVICE)
+    weight = torch.ones(157, device=DEVICE, requires_grad=True)
+    others = () if norm == "rms_norm" else (torch.zeros_like(x),)
+    options = {"p": 2**-31, "seed": 1} if norm.startswith("dropout") else {}  # drops nothing
+    y = getattr(ops, norm)(x, *others, weight, eps=0.0, **options)
+    (got,) = torch.autograd.grad(y[0] if others else y, weight, dy)
+    torch.testing.assert_close(got, (dy * F.rms_norm(x, (157,), eps=0.0)).sum(0), rtol=1e-4, atol=1e-4)

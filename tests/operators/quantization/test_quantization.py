@@ -6,13 +6,16 @@ import math
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from refused import EITHER, bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from where import DEVICE
 
 from weft import ops
-from weft.operators.quantization import formats
+from weft.operators.quantization import dispatch, formats
 from weft.operators.quantization.dequantize import round_trip_error
 from weft.operators.quantization.formats import FORMATS, GRANULARITIES, packed, rounded, unpacked
+from weft.operators.quantization.kernels import divided
 
 pytestmark = pytest.mark.device
 
@@ -289,3 +292,16 @@ def test_float64_is_rounded_to_float32(granularity):
     x = torch.randn(3, 256, generator=torch.Generator(DEVICE).manual_seed(0), device=DEVICE, dtype=torch.float64)
     found = zip(ops.quantize(x, "int8", granularity), ops.quantize(x.float(), "int8", granularity), strict=True)
     assert all(got.equal(want) for got, want in found)
+
+
+@triton.jit
+def write_quotients(x_ptr, out_ptr, factor, shift, N: tl.constexpr):
+    tl.store(out_ptr + tl.arange(0, N), divided(tl.load(x_ptr + tl.arange(0, N)), factor, shift))
+
+
+@pytest.mark.parametrize("divisor", [2, 17, 1025, 2**30 + 1])
+def test_a_quotient_in_triton_is_exact_beyond_2_to_the_30(divisor):
+    x = torch.tensor([0, divisor - 1, divisor, 2**30 - 1, 2**30, 2**31 - 2**16, 2**31 - 2, 2**31 - 1], device=DEVICE)
+    out, numbers = torch.empty(8, dtype=torch.int32, device=DEVICE), dispatch.quotient(divisor)
+    write_quotients[(1,)](x.int(), out, numbers & 2**32 - 1, numbers >> 32, 8)
+    assert out.tolist() == (x // divisor).tolist()

@@ -124,7 +124,7 @@ def backward_rows(
         h = read_rows(h_ptr, row, col, N, 1, inside)
         dy = read_rows(dy_ptr, row, col, dy_row, dy_col, inside)
         dh = read_rows(dh_ptr, row, col, dh_row, dh_col, inside)
-        rstd = tl.rsqrt(tl.sum(h * h, axis=1) / N + eps)[:, None]
+        rstd = tl.where(row < M, tl.rsqrt(tl.sum(h * h, axis=1) / N + eps), 0.0)[:, None]  # eps may be 0
         xhat, g = h * rstd, dy * w
         dw += dy * xhat
         dr = dh + rstd * (g - xhat * (tl.sum(g * xhat, axis=1) / N)[:, None])

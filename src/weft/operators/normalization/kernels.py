@@ -212,7 +212,7 @@ def gradient_rows(
             squares = tl.sum(x * x, axis=1)
             if TAIL > 0:
                 squares += tl.sum(x_rest * x_rest, axis=1)
-            rstd = reciprocal_root(squares / N, eps)[:, None]
+            rstd = tl.where(row < M, reciprocal_root(squares / N, eps), 0.0)[:, None]  # eps may be 0
         xhat, g, dw, db = added(x, dy, mean, rstd, w, dw, db, inside, CENTERED, WEIGHTED)
         along = tl.sum(g * xhat, axis=1)
         if TAIL > 0:

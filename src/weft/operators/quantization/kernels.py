@@ -377,16 +377,23 @@ def quantize_tile(
         write_values(v_ptr + i * v_line, code, i < lines, left)
 
 
+@triton.jit
+def divided(x, factor, shift):
+    """x // divisor, int32, of x < 2**31 and the two numbers of dispatch.py's ``quotient``: unsigned, since the upper half of the
+    product may pass 2**31 before it is shifted."""
+    return (tl.umulhi((x * 2).to(tl.uint32), factor.to(tl.uint32)) >> shift).to(tl.int32)
+
+
 @triton.jit(do_not_specialize=["seed", "offset"])
 def quantize_flat(
-    x_ptr, v_ptr, s_ptr, seed_ptr, seed, offset, total, N, factor, shift, x_row, x_col,
+    x_ptr, v_ptr, s_ptr, seed_ptr, seed: tl.uint64, offset: tl.uint64, total, N, factor, shift, x_row, x_col,
     BLOCK: tl.constexpr, FORMAT: tl.constexpr, HARDWARE: tl.constexpr, BACKWARDS: tl.constexpr,
 ):  # fmt: skip
     """One scale that is there, and rows of values that begin anywhere: values are one stretch of ``total`` bytes, whose rows
     are found by a multiplication (``quotient``). Nothing is random."""
     pid = tl.num_programs(0) - 1 - tl.program_id(0) if BACKWARDS else tl.program_id(0)
     at = pid * BLOCK + tl.arange(0, BLOCK)
-    row = tl.umulhi((at * 2).to(tl.uint32), factor.to(tl.uint32)).to(tl.int32) >> shift
+    row = divided(at, factor, shift)
     x = read(x_ptr + row.to(tl.int64) * x_row + (at - row * N).to(tl.int64) * x_col, at < total)
     code = encode((x * tl.div_rn(1.0, tl.load(s_ptr)))[None, :], 0, FORMAT, False, HARDWARE)
     tl.store(v_ptr + at[None, :], code, mask=(at < total)[None, :])

@@ -128,7 +128,7 @@ class GroupNormCall(OfGroups):
 
     @property
     def slivers(self) -> bool:
-        return in_slivers(self.x, self.groups) and all(v.c == 1 and v.s != 1 for v in self.views)
+        return in_slivers(self.x, self.groups) and all(v.c == 1 and v.s > 1 for v in self.views)
 
 
 class GradientCall(OfGroups):
