@@ -379,8 +379,8 @@ def quantize_tile(
 
 @triton.jit
 def divided(x, factor, shift):
-    """x // divisor, int32, of x < 2**31 and the two numbers of dispatch.py's ``quotient``: unsigned, since the upper half of the
-    product may pass 2**31 before it is shifted."""
+    """x // divisor, int32, of x < 2**31 and the two numbers of dispatch.py's ``quotient``: unsigned, since the upper half of
+    the product may pass 2**31 before it is shifted."""
     return (tl.umulhi((x * 2).to(tl.uint32), factor.to(tl.uint32)) >> shift).to(tl.int32)
 
 
