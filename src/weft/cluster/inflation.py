@@ -5,6 +5,7 @@ has been requested is a multiple of the cluster's GPUs. The result is how much o
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +47,7 @@ def inflated(jobs: Jobs, cluster: Cluster, ratio: float = 1.3, seed: int = 0) ->
 def reordered(cluster: Cluster, rows: NDArray[np.int64]) -> Cluster:
     """The nodes in another order: which of equally good ones is the lowest."""
     found = {f.name: getattr(cluster, f.name) for f in dataclasses.fields(cluster)}
-    columns = {name: value[rows] for name, value in found.items() if isinstance(value, np.ndarray)}
+    columns: dict[str, Any] = {name: v[rows] for name, v in found.items() if isinstance(v, np.ndarray)}
     return dataclasses.replace(cluster, names=tuple(cluster.names[int(n)] for n in rows), **columns)
 
 
