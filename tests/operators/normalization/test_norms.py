@@ -101,7 +101,7 @@ def test_rows_that_are_not_there_add_nothing_to_the_weights_gradient_without_an_
     x, dy = torch.randn(2, 3, 157, device=DEVICE)
     weight = torch.ones(157, device=DEVICE, requires_grad=True)
     others = () if norm == "rms_norm" else (torch.zeros_like(x),)
-    options = {"p": 2**-31, "seed": 1} if norm.startswith("dropout") else {}  # drops nothing
+    options = {"p": 2**-16, "seed": 1} if norm.startswith("dropout") else {}  # drops none of these
     y = getattr(ops, norm)(x, *others, weight, eps=0.0, **options)
     (got,) = torch.autograd.grad(y[0] if others else y, weight, dy)
     torch.testing.assert_close(got, (dy * F.rms_norm(x, (157,), eps=0.0)).sum(0), rtol=1e-4, atol=1e-4)
