@@ -136,7 +136,7 @@ def test_no_sacct_json_is_named(write, text):
 
 WRITERS = [(write, style) for write, styles in (
     (files.scontrol, ("text", "oneliner", "json")), (files.sinfo, ("text", "bars", "json"))) for style in styles]  # fmt: skip
-# gres → GPUs, their type, what is told of it.
+# gres → GPUs, their type, warnings.
 GRES = {
     "gpu:h100:8(S:0-1)": (8, "h100", ""), "gpu:4": (4, "gpu", ""), "": (0, "none", ""), "gpu_mem:80G,gpu:a:2": (2, "a",
     "gpu_mem"),

@@ -134,7 +134,7 @@ def test_codes_of_a_product_of_copies(m, n, k, activation, monkeypatch):
 @pytest.mark.parametrize("given", ["", "bias", "bias, residual"])
 @pytest.mark.parametrize("size", [(70, 20, 40), (72, 24, 41), (66, 13, 19)])
 def test_a_linear_layer_of_copies(size, given, activation, monkeypatch):
-    """The reference stands in for the main loop: it gets rows that TMA takes, and no other elements."""
+    """The reference replaces the main loop; its operands have rows that TMA takes, and the right elements."""
     (m, n, k), halves = size, 2 if activation == "swiglu" else 1
     x, weight = torch.randn(m, k).half(), torch.randn(n * halves, k).half()
     bias = torch.randn(n * halves).half() if "bias" in given else None

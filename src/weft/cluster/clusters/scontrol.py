@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.cluster.cluster_file import ClusterFormat, named
 from weft.cluster.files.slurm import gres_of, number
-from weft.cluster.files.text import TraceError, json_of, text_of
+from weft.cluster.files.text import TraceError, list_of, text_of
 from weft.cluster.model import Cluster, NodeGroup
 from weft.words import count
 
@@ -87,10 +87,7 @@ def _of_text(path: Path, text: str) -> Iterable[Node]:
 
 
 def _of_json(path: Path) -> Iterable[Node]:
-    found = json_of(path)
-    entries = found.get("nodes") if isinstance(found, dict) else None
-    if not isinstance(entries, list):
-        raise TraceError(f"{path}: no list under 'nodes'; expected what 'scontrol show node --json' writes")
+    entries = list_of(path, "nodes", "scontrol show node")
     for k, entry in enumerate(entries, 1):
         at = f"{path}: node {k}"
         try:

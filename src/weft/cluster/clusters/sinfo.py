@@ -8,7 +8,7 @@ from typing import Any
 from weft.cluster.cluster_file import ClusterFormat
 from weft.cluster.clusters.scontrol import Node, cluster_of, states_of, word
 from weft.cluster.files.slurm import hosts, number
-from weft.cluster.files.text import TraceError, json_of, text_of
+from weft.cluster.files.text import TraceError, list_of, text_of
 from weft.cluster.model import MOST_NODES, Cluster
 
 COLUMNS = ("NODELIST", "GRES", "CPUS", "MEMORY", "STATE")
@@ -66,10 +66,7 @@ def _of_text(path: Path, text: str) -> Iterable[Node]:
 
 
 def _of_json(path: Path) -> Iterable[Node]:
-    found = json_of(path)
-    entries = found.get("sinfo") if isinstance(found, dict) else None
-    if not isinstance(entries, list):
-        raise TraceError(f"{path}: no list under 'sinfo'; expected what 'sinfo --json' writes")
+    entries = list_of(path, "sinfo", "sinfo")
     for k, entry in enumerate(entries, 1):
         at = f"{path}: row {k}"
         try:

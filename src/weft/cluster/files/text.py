@@ -97,6 +97,19 @@ def json_of(path: Path) -> Any:
         raise TraceError(f"{path}: no JSON that can be read: {error}") from None
 
 
+def list_of(path: Path, key: str, command: str) -> list[Any]:
+    """The list under a key of a file that a command has written as JSON.
+
+    Raises:
+        TraceError: there is none.
+    """
+    found = json_of(path)
+    entries = found.get(key) if isinstance(found, dict) else None
+    if not isinstance(entries, list):
+        raise TraceError(f"{path}: no list under '{key}'; expected what '{command} --json' writes")
+    return entries
+
+
 def beside(path: Path, name: str) -> Path:
     """A file or folder that a trace needs, by its usual name: in the trace's folder or one of the three above it.
 

@@ -29,7 +29,7 @@ MIB = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.
 
 
 def load(path: Path) -> Jobs:
-    """Steps (``123.batch``) are passed over. Times count from the first submission; those without an offset are taken for UTC.
+    """Skips steps (``123.batch``). Times count from the first submission; those without an offset are taken for UTC.
 
     A job counts as submitted when it became eligible (after the jobs that it depends on, its ``--begin``, a hold), where there
     is a column ``Eligible``. It ran for ``Elapsed``; ``Timelimit`` is its estimate, or where it is empty, what it ran. One

@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.cluster.files.columns import LARGEST, Columns
 from weft.cluster.files.slurm import number
-from weft.cluster.files.text import TraceError, json_of
+from weft.cluster.files.text import TraceError, list_of
 from weft.cluster.model import LATEST, Jobs
 from weft.cluster.trace import Format
 from weft.cluster.traces import sacct
@@ -20,12 +20,9 @@ READ = ("cpu", "mem", "gres")  # kinds of TRES
 def load(path: Path) -> Jobs:
     """The meaning is that of ``sacct``: the same jobs written both ways are the same trace. Tasks of arrays are ``12_3``, parts
     of heterogeneous jobs ``12+1``. ``time`` is in seconds, its ``limit`` in minutes, memory in MiB; numbers are plain, or
-    objects of ``set``, ``infinite`` and ``number``. Steps are passed over.
+    objects of ``set``, ``infinite`` and ``number``. Steps are skipped.
     """
-    found = json_of(path)
-    entries = found.get("jobs") if isinstance(found, dict) else None
-    if not isinstance(entries, list):
-        raise TraceError(f"{path}: no list under 'jobs'; expected what 'sacct --json' writes")
+    entries = list_of(path, "jobs", "sacct")
     words: dict[str, list[str]] = {name: [] for name in ("JobID", "User", "Account", "Reservation")}
     numbers: dict[str, list[float]] = {name: [] for name in ("NNodes", "Priority", *TIMES, "Elapsed", "Timelimit")}
     tres: dict[str, list[dict[str, str]]] = {"allocated": [], "requested": []}
