@@ -16,7 +16,7 @@ from chromium import CHROMIUM
 from where import DEVICE  # before anything imports a kernel: without a GPU this switches Triton's interpreter on
 
 NEEDS = {  # what the tests in a folder need: without it they are not collected, and the head of the run says so
-    **dict.fromkeys(("bench", "course", "operators", "optim"), ("torch", "triton")),
+    **dict.fromkeys(("bench", "course", "nn", "operators", "optim"), ("torch", "triton")),
     "cluster": ("numpy", "numba", "hypothesis"),
     "train": ("torch", "sklearn"),
 }

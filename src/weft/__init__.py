@@ -1,7 +1,7 @@
 """weft: a GPU performance workbench, from the warp to the fabric.
 
 Importing it imports neither PyTorch nor Triton. The public operators are in :mod:`weft.ops`, the
-optimizers in :mod:`weft.optim`.
+optimizers in :mod:`weft.optim`, modules in :mod:`weft.nn`.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("ops", "optim"):
+    if name in ("nn", "ops", "optim"):
         import importlib
 
         return importlib.import_module(f"weft.{name}")
