@@ -65,8 +65,8 @@ def drawn(text: torch.Tensor, count: int, generator: torch.Generator) -> torch.T
 Line = tuple[str, str, str, Sequence[int], Sequence[float]]  # label, colour of weft's palette, style, steps, losses
 
 
-def draw_losses(path: str | Path, lines: Sequence[Line], highest: float | None = None) -> None:
-    """A picture of test losses, ``.png`` or ``.svg``, up to ``highest``.
+def draw_losses(path: str | Path, lines: Sequence[Line], highest: float | None = None, what: str = "test loss") -> None:
+    """A picture of losses, ``.png`` or ``.svg``, up to ``highest``.
 
     Raises:
         ModuleNotFoundError: no matplotlib (pip install 'weft[pictures]').
@@ -82,7 +82,7 @@ def draw_losses(path: str | Path, lines: Sequence[Line], highest: float | None =
     axes = figure.subplots()
     for label, ink, style, steps, losses in lines:
         axes.plot(steps, losses, style, color=INK[ink], label=label or None, linewidth=1.5)
-    axes.set(xlabel="steps", ylabel="test loss, nats a byte", facecolor=INK["paper"])
+    axes.set(xlabel="steps", ylabel=f"{what}, nats a byte", facecolor=INK["paper"])
     axes.set_ylim(top=highest)
     axes.grid(color=INK["rule"], linewidth=0.8)
     axes.legend(fontsize=8, facecolor=INK["paper"])

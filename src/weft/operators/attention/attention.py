@@ -108,6 +108,7 @@ attention = Operator(
             workload("bf16", B=23, H=16, S=704, T=704, D=128, causal=True),
         ],
         "quick": [workload("bf16", B=1, H=16, S=2048, T=2048, D=128, causal=True)],
+        "ladder": [workload("bf16", B=4, H=16, S=4096, T=4096, D=128, causal=True)],
         "compile": [
             *(workload(dtype, B=1, H=4, S=512, T=512, D=d, causal=True)
               for dtype, d in (("bf16", 64), ("bf16", 128), ("bf16", 256), ("fp16", 128), ("fp32", 64), ("fp32", 256))),
