@@ -3,8 +3,8 @@
     python examples/gpt_against_sdpa.py [STEPS] [PICTURE]
 
 Four layers, 256 wide, grouped queries; text from Python's standard library. Three runs from one seed: with
-``weft.ops.attention``, with PyTorch's default and with its plain (math) attention. The last two differ by rounding, which is the
-noise. Default: 200 steps; bf16 on a GPU, fp32 and some minutes on a CPU.
+``weft.ops.attention``, with PyTorch's default and with its plain (math) attention. What rounding does, the noise, is the
+difference of the last two. Default: 200 steps; bf16 on a GPU, fp32 and some minutes on a CPU.
 """
 
 import sys

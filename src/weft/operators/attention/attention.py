@@ -52,6 +52,7 @@ attention = Operator(
         "dropout": range(101),
         "seed": ("number", "tensor"),
         "packed": (False, True),
+        "ahead": range(2**16),
         "lse": (False, True),
         "times": range(1, 2**10),
     },
@@ -83,6 +84,7 @@ attention = Operator(
             workload(**GROUPED, score="near", lse=True, left=12),
             workload(**SMALL, dropout=40, seed="tensor"),
             workload(B=3, H=2, S=9, T=40, D=16, kv_heads=1, packed=True, causal=True, lse=True, alibi="batches", dropout=20),
+            workload(B=2, H=2, S=9, T=40, D=16, packed=True, ahead=35, left=20, sinks=True, alibi="batches", dropout=20),
             workload(**GROUPED, scale=-20, layout="expanded", bias="one"),
             workload(B=2, H=2, S=4, T=0, D=16, sinks=True, lse=True),
             workload(B=2, H=2, S=0, T=3, D=16),
@@ -95,6 +97,7 @@ attention = Operator(
               for b in ("full", "batches", "keys")),
             workload(B=2, H=4, S=700, T=700, D=128, causal=True, left=128, sinks=True, softcap=3000, times=3),
             workload(B=5, H=4, S=300, T=300, D=64, kv_heads=1, packed=True, causal=True, lse=True, sinks=True),
+            workload(B=4, H=4, S=300, T=300, D=128, kv_heads=2, packed=True, ahead=200, causal=True, lse=True, alibi="batches"),
             workload(B=1, H=4, S=257, T=301, D=192, dv=128, score="near", alibi="heads"),
         ],
         "huge": [workload("bf16", B=1, H=1, S=46400, T=46400, D=64, bias="full")],  # more than 2**31 scores
@@ -180,9 +183,9 @@ def attention_function(
         dropout: probability of setting a softmax weight to 0; the others are divided by 1 - p. Rounded to a multiple of 2**-16.
         seed, offset: of dropout's mask, as ``weft.ops.dropout`` takes them: the weight at (b, h, i, j) has the mask of that
             index in [B, H, Sq, Sk rounded up to 8] (packed: [H, total, total of keys rounded up], j within its sequence).
-        cu_seqlens_q, cu_seqlens_k: int32 [N + 1] from 0 on, for N packed sequences of any lengths: q is [total, H, D] then,
-            k [total of keys, G, D], v likewise; a query sees its own sequence. Nothing waits for the device. Tokens behind the
-            last sequence get zeros.
+        cu_seqlens_q, cu_seqlens_k: int32 [N + 1], where N packed sequences of any lengths begin, and the last one's end: q is
+            [total, H, D] then, k [total of keys, G, D], v likewise; a query sees its own sequence. Nothing waits for the
+            device. Tokens ahead of the first sequence and behind the last one get zeros.
         return_lse: also return the log-sum-exp of each row of scores (with the sink).
 
     Returns:

@@ -301,7 +301,7 @@ class _Launch:
 
     def slots(self, tokens: int, size: int) -> int:
         """Tiles of a head; of packed sequences as many as any lengths could need."""
-        return tokens // size + self.c.batches + 1 if self.c.packed else triton.cdiv(tokens, size)
+        return tokens // size + self.c.batches + 2 if self.c.packed else triton.cdiv(tokens, size)
 
     def plan(self, kernel: Any, config: Config, slots: int, heads: int, strides: tuple[int, ...]) -> Plan:
         c = self.c

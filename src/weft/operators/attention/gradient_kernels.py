@@ -135,7 +135,7 @@ def key_gradients(
         slope = 0.0
         if ALIBI:
             slopes = alibi_ptr + tl.cast(b, tl.int64) * alibi_b + tl.cast(h, tl.int64) * alibi_h
-            slope = tl.load(slopes, mask=b < sequences, other=0.0).to(tl.float32)
+            slope = tl.load(slopes, mask=(b >= 0) & (b < sequences), other=0.0).to(tl.float32)
         at, do_at = base(q_ptr, b, h, query_start, q_b, q_h, q_s), base(do_ptr, b, h, query_start, do_b, do_h, do_s)
         mask_at, bias_at = base(mask_ptr, b, h, b, mask_b, mask_h, 0), base(bias_ptr, b, h, b, bias_b, bias_h, 0)
         for part in tl.static_range(3):
@@ -222,7 +222,7 @@ def query_gradients(
     slope = 0.0
     if ALIBI:
         at = alibi_ptr + tl.cast(b, tl.int64) * alibi_b + tl.cast(h, tl.int64) * alibi_h
-        slope = tl.load(at, mask=b < sequences, other=0.0).to(tl.float32)
+        slope = tl.load(at, mask=(b >= 0) & (b < sequences), other=0.0).to(tl.float32)
     k_ptr, v_ptr = (
         base(k_ptr, b, h // group, key_start, k_b, k_h, k_s),
         base(v_ptr, b, h // group, key_start, v_b, v_h, v_s),

@@ -21,11 +21,12 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def extent(cu_ptr, b, sequences, tokens, rest, PACKED: tl.constexpr):
-    """First token (int64) and length of a sequence. Behind the last one come the tokens, up to ``rest``, that belong to none.
-    Bounds out of range are clamped, so that no address is."""
+    """First token (int64) and length of a sequence. Ahead of the first one (b = -1) and behind the last one are the tokens,
+    up to ``rest``, that belong to none. Bounds out of range are clamped, so that no address is."""
     if PACKED:
-        start = tl.minimum(tl.maximum(tl.load(cu_ptr + b), 0), tokens)
+        start = tl.minimum(tl.maximum(tl.load(cu_ptr + b, mask=b >= 0, other=0), 0), tokens)
         stop = tl.minimum(tl.load(cu_ptr + b + 1, mask=b < sequences, other=rest), tokens)
+        stop = tl.where(b < 0, tl.minimum(stop, rest), stop)
         return tl.cast(start, tl.int64), tl.maximum(stop - start, 0)
     else:
         return tl.cast(0, tl.int64), tokens
@@ -35,19 +36,19 @@ def extent(cu_ptr, b, sequences, tokens, rest, PACKED: tl.constexpr):
 def tile_of(cu_ptr, slots, heads, sequences, tokens, SIZE: tl.constexpr, PACKED: tl.constexpr, REVERSED: tl.constexpr):
     """Of a program: batch (or sequence), head, first row of its tile, the sequence's first token and length.
 
-    Packed sequences have tiles of their own: those of sequence b are numbered from ``cu[b] // SIZE + b`` on, which leaves room
-    for any lengths, and a program finds b by bisection. Some numbers have no tile."""
+    Packed sequences have tiles of their own: those of sequence b are numbered from ``cu[b] // SIZE + b + 1`` on, which leaves
+    room for any lengths, and a program finds b by bisection. Some numbers have no tile."""
     slot, head = tl.program_id(0) % slots, tl.program_id(0) // slots
     if REVERSED:  # the longest rows of a causal mask first
         slot = slots - 1 - slot
     if PACKED:
-        b, high = tl.cast(0, tl.int32), tl.cast(sequences, tl.int32)
+        b, high = tl.cast(-1, tl.int32), tl.cast(sequences, tl.int32)
         while b < high:
             middle = (b + high + 1) // 2
-            reached = tl.load(cu_ptr + middle) // SIZE + middle <= slot
+            reached = tl.load(cu_ptr + middle) // SIZE + middle + 1 <= slot
             b = tl.where(reached, middle, b)
             high = tl.where(reached, high, middle - 1)
-        tile = tl.maximum(slot - tl.load(cu_ptr + b) // SIZE - b, 0)
+        tile = tl.maximum(slot - tl.load(cu_ptr + b, mask=b >= 0, other=0) // SIZE - b - 1, 0)
     else:
         b, head, tile = head // heads, head % heads, slot
     start, length = extent(cu_ptr, b, sequences, tokens, tokens, PACKED)
@@ -235,7 +236,7 @@ def forward(
     slope = 0.0
     if ALIBI:
         at = alibi_ptr + tl.cast(b, tl.int64) * alibi_b + tl.cast(h, tl.int64) * alibi_h
-        slope = tl.load(at, mask=b < sequences, other=0.0).to(tl.float32)
+        slope = tl.load(at, mask=(b >= 0) & (b < sequences), other=0.0).to(tl.float32)
     q_ptr = base(q_ptr, b, h, start + m, q_b, q_h, q_s)
     k_ptr, v_ptr = (
         base(k_ptr, b, h // group, key_start, k_b, k_h, k_s),

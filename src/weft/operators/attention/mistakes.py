@@ -114,6 +114,10 @@ def _ends(cu: Tensor) -> Tensor:
     return cu[[0, -1]]
 
 
+def _from_0(cu: Tensor) -> Tensor:
+    return torch.cat((cu[:1] * 0, cu[1:]))
+
+
 MISTAKES = [
     *mutants.usual(reference),
     Mutant("scale left out", lambda **a: reference(**{**a, "scale": 1.0})),
@@ -138,6 +142,7 @@ MISTAKES = [
     Mutant("mask inverted", but(mask=torch.logical_not)),
     Mutant("score left out", lambda **a: reference(**{**a, "score": None})),
     Mutant("sequences see each other", but(cu_seqlens_q=_ends, cu_seqlens_k=_ends, alibi=lambda a: a[-1])),
+    Mutant("tokens ahead are of the first sequence", but(cu_seqlens_q=_from_0, cu_seqlens_k=_from_0)),
     Mutant("mean where nothing is seen", _mean_where_nothing_is_seen),
     *mutants.usual(gradient, "backward"),
     Mutant("delta left out", _of(_without_delta), "backward"),

@@ -57,15 +57,16 @@ UNSET: dict[str, Any] = {
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    """q [B, H, S, D], k [B, G, T, D], v [B, G, T, Dv]; with ``packed`` B sequences of :func:`lengths` and one token of none.
-    Numbers that are no integers are given in per cent (``scale``, ``softcap``, ``dropout``); ``times`` multiplies q."""
+    """q [B, H, S, D], k [B, G, T, D], v [B, G, T, Dv]; with ``packed`` B sequences of :func:`lengths`, with tokens of none: one
+    behind them, ``ahead`` before them. Numbers that are no integers are given in per cent (``scale``, ``softcap``,
+    ``dropout``); ``times`` multiplies q."""
     (b, h, s, t, d), groups = (w[a] for a in "BHSTD"), w.option("kv_heads", w["H"])
-    layout, packed = w.option("layout", "contiguous"), w.option("packed", False)
+    layout, packed, ahead = w.option("layout", "contiguous"), w.option("packed", False), w.option("ahead", 0)
     queries, keys = lengths(w)
 
     def drawn(heads: int, tokens: int, lengths: list[int], width: int) -> Tensor:
         if packed:
-            return random_tensor(g, (sum(lengths) + 1, heads, width), w.dtype, device, layout=layout)
+            return random_tensor(g, (ahead + sum(lengths) + 1, heads, width), w.dtype, device, layout=layout)
         if layout == "transposed":  # [B, S, H, D] in memory
             return random_tensor(g, (b, tokens, heads, width), w.dtype, device).transpose(1, 2)
         return random_tensor(g, (b, heads, tokens, width), w.dtype, device, layout=layout)
@@ -107,7 +108,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
         call["seed"] = torch.full((1,), seed, dtype=torch.int64, device=device) if in_memory else seed
     if packed:
         for name, of in (("cu_seqlens_q", queries), ("cu_seqlens_k", keys)):
-            ends = [0, *(sum(of[: n + 1]) for n in range(b))]
+            ends = [ahead + sum(of[:n]) for n in range(b + 1)]
             call[name] = torch.tensor(ends, dtype=torch.int32, device=device)
     return {**call, "return_lse": w.option("lse", False)}
 

@@ -70,7 +70,8 @@ class _Positions:
                              for cu, n in ((cu_q, self.row), (cu_k, self.column)))  # fmt: skip
         last = cu_q.shape[0] - 2
         self.same = (of_row[:, None] == of_column) & (of_row[:, None] <= last)
-        self.sequence = of_row.clamp(max=last)  # tokens behind the last sequence see nothing
+        self.same &= (self.row >= cu_q[0])[:, None] & (self.column >= cu_k[0])
+        self.sequence = of_row.clamp(max=last)  # tokens ahead of the first sequence and behind the last one see nothing
         self.b = self.sequence[:, None]
         self.of_column = of_column.clamp(max=last)
 
@@ -84,7 +85,7 @@ class _Positions:
     def j(self) -> Tensor:
         if self.cu_k is None:
             return beside(self.q, torch.arange(self.columns, device=self.q.device))
-        return self.column - self.cu_k[self.of_column]
+        return (self.column - self.cu_k[self.of_column]).clamp(min=0)
 
     @property
     def shift(self) -> Any:
