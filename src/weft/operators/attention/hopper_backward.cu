@@ -1,0 +1,400 @@
+// The gradients of attention on Hopper (sm_90a): one kernel by tiles of keys, warp-specialised, fed by TMA, computed by wgmma.
+//
+//   s = k q^T,  p = exp2(scale log2(e) s - base),  dp = v do^T,  ds = p (dp - delta)
+//   dv = sum p do,  dk = scale sum ds q,  dq = scale sum ds k
+//
+// `prepare` makes base and delta of each query and sets the sums of dq to 0; `gradients` has a tile of 128 keys a block and walks the
+// queries that see them; `finish` rounds dq. Tiles of scores are transposed, [keys, queries]: in that form p and ds are in registers what
+// wgmma takes as its first operand in the products for dv and dk. Only ds goes through shared memory, for dq, which all tiles of keys
+// add to in fp32 by TMA (cp.reduce.async.bulk), in an order that differs from run to run.
+//
+// A block of `gradients` is three warpgroups. Two multiply, 64 keys each; they share ds, and each makes half of a tile's dq, 64 x 64. Of the
+// third, warp 0 fetches tiles of q and do through a ring of slots, warps 1 and 2 add to dq what a warpgroup has staged.
+#include "hopper_pipeline.cuh"
+#include "hopper_registers.cuh"
+#include "hopper_wgmma.cuh"
+
+constexpr int KEYS = 128, PART = 64 * 64;         // keys of a tile; numbers of dq that a warpgroup makes at a time
+template <int D> constexpr int QUERIES = 8192 / D;  // of a tile, which has two parts of dq
+
+// H heads of q, G heads of k and v. A query sees keys from `left` before to `right` behind its position, m + keys - queries.
+struct Sizes { int queries, keys, heads, group, batches, left, right, query_tiles, key_tiles, section; };
+struct Strides { i64 batch, head, row; };
+
+// ---- before: o, do [B, H, queries, D]; peak, log_sum, dlse [B, H, queries] ------------------------------------------------
+
+// statistics: [B, H, query tiles, 2, QUERIES], -base and delta of each row, -inf and 0 behind the last; dq: [B, H, query tiles, 2, PART].
+template <typename T, int D>
+__global__ void __launch_bounds__(256)
+    prepare(const T *o, const T *d_o, const float *peak, const float *log_sum, const float *dlse, float *statistics, float *dq, Sizes sizes,
+            Strides of_o, Strides of_do, int has_dlse) {
+  constexpr int M = QUERIES<D>, LANES = D / 8, TOGETHER = 256 / LANES;  // lanes of a row, rows of the block at a time
+  const int tile = blockIdx.x % sizes.query_tiles, bh = blockIdx.x / sizes.query_tiles, b = bh / sizes.heads, h = bh % sizes.heads;
+  const int lane = threadIdx.x % LANES, first = tile * M + threadIdx.x / LANES;
+  const i64 o_at = b * of_o.batch + h * of_o.head + 8 * lane, do_at = b * of_do.batch + h * of_do.head + 8 * lane;
+  Words<T, 8> a[M / TOGETHER], c[M / TOGETHER];
+#pragma unroll
+  for (int i = 0; i < M / TOGETHER; i++) {
+    const i64 row = min(first + i * TOGETHER, sizes.queries - 1);
+    a[i] = load<T, 8>(o + o_at + row * of_o.row), c[i] = load<T, 8>(d_o + do_at + row * of_do.row);
+  }
+  float4 *const zeros = reinterpret_cast<float4 *>(dq + i64(blockIdx.x) * (2 * PART));
+#pragma unroll
+  for (int i = 0; i < 2 * PART / 4 / 256; i++) zeros[i * 256 + threadIdx.x] = {0.f, 0.f, 0.f, 0.f};
+  float *const to = statistics + i64(blockIdx.x) * (2 * M);
+#pragma unroll
+  for (int i = 0; i < M / TOGETHER; i++) {
+    float x[8], y[8], delta = 0.f;
+    unpack(a[i], x);
+    unpack(c[i], y);
+#pragma unroll
+    for (int e = 0; e < 8; e++) delta += x[e] * y[e];
+#pragma unroll
+    for (int step = LANES / 2; step; step /= 2) delta += __shfl_xor_sync(0xffffffffu, delta, step);
+    const int row = first + i * TOGETHER;
+    if (lane == 0) {
+      const i64 at = i64(bh) * sizes.queries + row;
+      const bool there = row < sizes.queries;
+      const float largest = there ? peak[at] : -__int_as_float(0x7f800000);
+      const bool seen = largest != -__int_as_float(0x7f800000);  // else the row has no keys: all exponents become -inf
+      to[row % M] = seen ? -(largest + log_sum[at]) : -__int_as_float(0x7f800000);
+      to[M + row % M] = there ? delta - (has_dlse ? dlse[at] : 0.f) : 0.f;
+    }
+  }
+}
+
+// ---- after: dq [B, H, queries, D] -----------------------------------------------------------------------------------------
+
+// A part's rows r, columns c are at thread 32 (r / 16) + 4 (r % 8) + c % 8 / 2, the four (c / 8) of 128 threads, number 2 (r / 8 % 2) + c % 2.
+template <typename T, int D>
+__global__ void __launch_bounds__(256) finish(const float *sums, T *dq, Sizes sizes, Strides of_dq, float scale) {
+  const int tile = blockIdx.x % sizes.query_tiles, bh = blockIdx.x / sizes.query_tiles, b = bh / sizes.heads, h = bh % sizes.heads;
+  const int eight = threadIdx.x % 8, r = threadIdx.x / 8 % 8, warp = threadIdx.x / 64;
+  const float4 *const from = reinterpret_cast<const float4 *>(sums + i64(blockIdx.x) * (2 * PART)) + eight * 128 + warp * 32 + r * 4;
+  float4 four[2][4];
+#pragma unroll
+  for (int part = 0; part < 2; part++)
+#pragma unroll
+    for (int q = 0; q < 4; q++) four[part][q] = from[part * (PART / 4) + q];
+#pragma unroll
+  for (int part = 0; part < 2; part++) {
+    const float4(&f)[4] = four[part];
+    const int row = tile * QUERIES<D> + (D == 64 ? 64 * part : 0) + warp * 16 + r, column = (D == 64 ? 0 : 64 * part) + 8 * eight;
+    T *const to = dq + b * of_dq.batch + h * of_dq.head + column;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      float x[8];
+#pragma unroll
+      for (int q = 0; q < 4; q++) x[2 * q] = scale * (half ? f[q].z : f[q].x), x[2 * q + 1] = scale * (half ? f[q].w : f[q].y);
+      if (row + 8 * half < sizes.queries) store<T, 8>(to + (row + 8 * half) * of_dq.row, pack<T>(x));
+    }
+  }
+}
+
+// ---- between ----------------------------------------------------------------------------------------------------------------
+
+// Which tile of keys a block has, and which tiles of queries see it. `section` heads of k at a time, so that what their blocks read lies in
+// L2; in a section first the first tiles, which most queries see if those after a key do.
+struct Task {
+  int b, g, n, begin, end;
+  __device__ __forceinline__ Task(const Sizes &sizes, int rows) {
+    const int all = sizes.batches * (sizes.heads / sizes.group), section = blockIdx.x / (sizes.section * sizes.key_tiles);
+    const int from = section * sizes.section, heads = min(sizes.section, all - from), i = blockIdx.x - from * sizes.key_tiles;
+    const int head = from + i % heads, shift = sizes.keys - sizes.queries;
+    b = head / (sizes.heads / sizes.group), g = head % (sizes.heads / sizes.group), n = i / heads * KEYS;
+    const int first = max(0, n - shift - sizes.right), last = min(sizes.queries - 1, min(n + KEYS, sizes.keys) - 1 - shift + sizes.left);
+    begin = first / rows, end = last < first ? begin : last / rows + 1;
+  }
+};
+
+__device__ __forceinline__ void fetch_rows(void *to, const TensorMap &map, int x, int row, int head, int batch, u64 *barrier) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(x), "r"(row), "r"(head), "r"(batch), "r"(shared_address(barrier))
+               : "memory");
+}
+
+__device__ __forceinline__ void put_tile(const TensorMap &map, const void *from, int x, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map), "r"(shared_address(from)),
+               "r"(x), "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+
+// [64 ROWS, D] as blocks of 64 columns, each [64 ROWS, 64].
+template <int ROWS_64, int D>
+__device__ __forceinline__ void fetch_tile(unsigned char *to, const TensorMap &map, int row, int head, int batch, u64 *barrier) {
+#pragma unroll
+  for (int x = 0; x < D; x += 64)
+#pragma unroll
+    for (int r = 0; r < ROWS_64; r++) fetch_rows(to + (x / 64 * ROWS_64 + r) * ATOM, map, x, row + 64 * r, head, batch, barrier);
+}
+
+__device__ __forceinline__ void add_bulk(float *to, const void *from, u32 bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+}
+
+// Of `count` threads; those that arrive go on.
+__device__ __forceinline__ void meet(int id, int count) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory"); }
+__device__ __forceinline__ void arrive(int id, int count) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(count) : "memory"); }
+
+enum Meeting { OF_DS = 1, STAGED = 2, TAKEN = 4, STORED = 6 };  // those of a warpgroup are two
+
+__device__ __forceinline__ float power_of_2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Maps: q, k, v, do, dk, dv as (D, rows, heads, batches), in boxes of 64 x 64.
+template <typename T, int D, int SLOTS>
+__global__ void __launch_bounds__(THREADS, 1)
+    gradients(const float *statistics, float *dq, const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+              const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap do_map, const __grid_constant__ TensorMap dk_map,
+              const __grid_constant__ TensorMap dv_map, Sizes sizes, float scale, float scale_log2) {
+  constexpr int M = QUERIES<D>, OF_KEYS = KEYS * D * 2, OF_QUERIES = M * D * 2, OF_SCORES = KEYS * M * 2, ROW_STATISTICS = 2 * M * 4;
+  extern __shared__ __align__(1024) unsigned char dynamic[];  // all there is: the swizzle asks for 1024 bytes' alignment
+  unsigned char *const k_tile = dynamic, *const v_tile = k_tile + OF_KEYS, *const q_ring = v_tile + OF_KEYS;
+  unsigned char *const do_ring = q_ring + SLOTS * OF_QUERIES, *const ds_tiles = do_ring + SLOTS * OF_QUERIES;
+  unsigned char *const staged = ds_tiles + 2 * OF_SCORES, *const rows = staged + 2 * PART * 4;
+  u64 *const q_full = reinterpret_cast<u64 *>(rows + SLOTS * ROW_STATISTICS), *const q_empty = q_full + SLOTS;
+  u64 *const do_full = q_empty + SLOTS, *const do_empty = do_full + SLOTS, *const k_full = do_empty + SLOTS, *const v_full = k_full + 1;
+
+  const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
+  const Task task(sizes, M);
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < SLOTS; s++) {
+      barrier_init(&q_full[s], 1), barrier_init(&do_full[s], 1);
+      barrier_init(&q_empty[s], CONSUMERS / 32), barrier_init(&do_empty[s], CONSUMERS / 32);
+    }
+    barrier_init(k_full, 1), barrier_init(v_full, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
+    if (warp == 0 && elected()) {
+      // ---- the thread that fetches ----
+      int slot = 0;
+      u32 parity = 1;  // a fresh slot counts as emptied
+      bool first = true;
+      for (int h = task.g * sizes.group; h < (task.g + 1) * sizes.group; h++) {
+        const float *of_tile = statistics + (i64(task.b * sizes.heads + h) * sizes.query_tiles + task.begin) * (2 * M);
+        for (int tile = task.begin; tile < task.end; tile++, of_tile += 2 * M) {
+          if (first) {
+            barrier_expect(k_full, OF_KEYS);
+            fetch_tile<2, D>(k_tile, k_map, task.n, task.g, task.b, k_full);
+          }
+          barrier_wait(&q_empty[slot], parity);
+          barrier_expect(&q_full[slot], OF_QUERIES + ROW_STATISTICS);
+          fetch_tile<M / 64, D>(q_ring + slot * OF_QUERIES, q_map, tile * M, h, task.b, &q_full[slot]);
+          copy_bulk(rows + slot * ROW_STATISTICS, of_tile, ROW_STATISTICS, &q_full[slot]);
+          if (first) {
+            barrier_expect(v_full, OF_KEYS);
+            fetch_tile<2, D>(v_tile, v_map, task.n, task.g, task.b, v_full);
+          }
+          first = false;
+          barrier_wait(&do_empty[slot], parity);
+          barrier_expect(&do_full[slot], OF_QUERIES);
+          fetch_tile<M / 64, D>(do_ring + slot * OF_QUERIES, do_map, tile * M, h, task.b, &do_full[slot]);
+          if (++slot == SLOTS) slot = 0, parity ^= 1;
+        }
+      }
+    } else if (warp == 1 || warp == 2) {
+      // ---- a warp that adds a warpgroup's parts to dq ----
+      const int of = warp - 1;
+      for (int h = task.g * sizes.group; h < (task.g + 1) * sizes.group; h++) {
+        float *to = dq + ((i64(task.b * sizes.heads + h) * sizes.query_tiles + task.begin) * 2 + of) * PART;
+        for (int tile = task.begin; tile < task.end; tile++, to += 2 * PART) {
+          arrive(TAKEN + of, 160);
+          meet(STAGED + of, 160);
+          if (lane == 0) {
+            add_bulk(to, staged + of * PART * 4, PART * 4);
+            asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+            asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+          }
+          __syncwarp();
+        }
+      }
+      if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    }
+  } else {
+    // ---- the consumers: 64 keys each ----
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    const int mine = warpgroup - 1, thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
+    const int steps = (task.end - task.begin) * sizes.group;
+    // Bytes, in sixteens, from one step of wgmma's depth to the next: within a swizzled line, or two groups of 8 rows further.
+    constexpr u64 ALONG = 32 >> 4, DOWN = 2 * 8 * LINE >> 4;
+    const u64 k_rows = descriptor(shared_address(k_tile) + mine * ATOM, 0), v_rows = descriptor(shared_address(v_tile) + mine * ATOM, 0);
+    const u64 k_columns = descriptor(shared_address(k_tile) + (D == 128 ? mine * 2 * ATOM : 0), 2 * ATOM);
+    const u64 q_line = descriptor(shared_address(q_ring), 0), do_line = descriptor(shared_address(do_ring), 0);
+    const u64 q_rows = descriptor(shared_address(q_ring), M * LINE), do_rows = descriptor(shared_address(do_ring), M * LINE);
+    const u64 ds_columns = descriptor(shared_address(ds_tiles) + (D == 64 ? mine * 2 * ATOM : 0), 2 * ATOM);
+    float dk[D / 2], dv[D / 2], s[M / 2];
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0.f;
+
+    // [64 keys, M] of the products of rows of k (v) and of rows of a slot
+    auto scores = [&](float(&d)[M / 2], u64 of_keys, u64 of_queries, int slot) {
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < D / 16; i++)
+        Unit<T>::template multiply<M, false, false>(d, of_keys + (i / 4 * (2 * ATOM) >> 4) + i % 4 * ALONG,
+                                                    of_queries + (slot * OF_QUERIES + i / 4 * (M * LINE) >> 4) + i % 4 * ALONG, i != 0);
+      wgmma_commit();
+    };
+    // [64 keys, D] += a [64 keys, 16 DEPTHS], in registers, times a slot's rows from the 16 `first`th on
+    auto add = [&](float(&d)[D / 2], const auto &a, u64 of_queries, int slot, int first) {
+      constexpr int DEPTHS = sizeof(a) / 16;
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < DEPTHS; i++)
+        FromRegisters<T>::template multiply<D, true>(d, a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3],
+                                                     of_queries + (slot * OF_QUERIES >> 4) + (first + i) * DOWN, 1);
+      wgmma_commit();
+    };
+    auto release = [&](u64 *barrier) {
+      if (lane == 0) barrier_arrive(barrier, 0);
+    };
+
+    const int shift = sizes.keys - sizes.queries, own = task.n + 64 * mine + 16 * warp + lane / 4;  // and own + 8 are this thread's keys
+    int slot = 0, tile = task.begin;
+    u32 parity = 0;
+    if (steps) {
+      barrier_wait(k_full, 0);
+      barrier_wait(&q_full[0], 0);
+      scores(s, k_rows, q_line, 0);
+      barrier_wait(v_full, 0);
+    }
+    for (int step = 0; steps; step++) {
+      float dp[M / 2];
+      barrier_wait(&do_full[slot], parity);
+      wgmma_wait<0>();
+      hold(s);
+      scores(dp, v_rows, do_line, slot);
+
+      // ---- p ----
+      const int m = tile * M;
+      const float *const of_rows = reinterpret_cast<const float *>(rows + slot * ROW_STATISTICS) + 2 * (lane % 4);
+      const bool all_seen = task.n + KEYS <= sizes.keys && task.n + KEYS - 1 <= m + shift + sizes.right && task.n >= m + M - 1 + shift - sizes.left;
+      if (!all_seen) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int j = own + 8 * half, from = j - shift - sizes.right - m - 2 * (lane % 4), seen = j < sizes.keys ? sizes.left + sizes.right : -1;
+#pragma unroll
+          for (int i = 0; i < M / 8; i++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+              const int x = 8 * i + e - from;
+              if (x < 0 || x > seen) s[4 * i + 2 * half + e] = -__int_as_float(0x7f800000);
+            }
+        }
+      }
+      u32 p[2][M / 8];
+#pragma unroll
+      for (int part = 0; part < 2; part++) {
+#pragma unroll
+        for (int i = 0; i < M / 16; i++) {
+          const int at = part * (M / 4) + 4 * i;
+          const float2 base = *reinterpret_cast<const float2 *>(of_rows + 2 * at);
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            float &x = s[at + 2 * half], &y = s[at + 2 * half + 1];
+            x = power_of_2(__fmaf_rn(x, scale_log2, base.x)), y = power_of_2(__fmaf_rn(y, scale_log2, base.y));
+          }
+        }
+        if (D == 64 && part) {
+          wgmma_wait<0>();
+          hold(dp), hold(p[0]);
+        }
+#pragma unroll
+        for (int i = 0; i < M / 8; i++) p[part][i] = pack_pair(T{}, s[part * (M / 4) + 2 * i], s[part * (M / 4) + 2 * i + 1]);
+        add(dv, p[part], do_rows, slot, part * (M / 32));
+      }
+      if (D == 128) {
+        wgmma_wait<1>();
+        hold(dp), hold(p[0]);
+      }
+
+      // ---- ds ----
+      u32 ds[M / 4];
+#pragma unroll
+      for (int i = 0; i < M / 8; i++) {
+        const float2 delta = *reinterpret_cast<const float2 *>(of_rows + M + 8 * i);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int at = 4 * i + 2 * half;
+          ds[2 * i + half] = pack_pair(T{}, s[at] * (dp[at] - delta.x), s[at + 1] * (dp[at + 1] - delta.y));
+        }
+      }
+      add(dk, ds, q_rows, slot, 0);
+      // To shared memory, [keys, 64 queries] by lines; of two tiles, the one that the products before the last have read.
+      unsigned char *const ds_tile = ds_tiles + step % 2 * OF_SCORES + (64 * mine + 16 * warp + lane % 16) * LINE;
+#pragma unroll
+      for (int i = 0; i < M / 8; i += 2) {
+        const int chunk = i % 8 + lane / 16;
+        store_four(ds_tile + i / 8 * (2 * ATOM) + ((chunk ^ lane % 8) << 4), ds[2 * i], ds[2 * i + 1], ds[2 * i + 2], ds[2 * i + 3]);
+      }
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      meet(OF_DS, CONSUMERS);
+
+      // ---- dq, 64 queries by 64 columns: of all keys ----
+      float of_q[32];
+      wgmma_fence();
+#pragma unroll
+      for (int i = 0; i < KEYS / 16; i++)
+        Unit<T>::template multiply<64, true, true>(of_q, ds_columns + (step % 2 * OF_SCORES >> 4) + i * DOWN, k_columns + i * DOWN, i != 0);
+      wgmma_commit();
+      wgmma_wait<1>();
+      hold(dk), hold(dv), hold(p[1]), hold(ds);
+      release(&q_empty[slot]), release(&do_empty[slot]);
+      const int next = slot + 1 == SLOTS ? 0 : slot + 1;
+      const u32 next_parity = next ? parity : parity ^ 1;
+      const bool last = step + 1 == steps;
+      if (!last) barrier_wait(&q_full[next], next_parity);
+      scores(s, k_rows, q_line, next);  // after the last ones of nothing
+      wgmma_wait<1>();
+      hold(of_q);
+      meet(TAKEN + mine, 160);
+      float4 *const to = reinterpret_cast<float4 *>(staged + mine * PART * 4) + thread;
+#pragma unroll
+      for (int i = 0; i < 8; i++) to[i * 128] = {of_q[4 * i], of_q[4 * i + 1], of_q[4 * i + 2], of_q[4 * i + 3]};
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+      arrive(STAGED + mine, 160);
+      if (last) break;
+      slot = next, parity = next_parity;
+      if (++tile == task.end) tile = task.begin;
+    }
+    wgmma_wait<0>();
+    hold(s);
+
+    // ---- dk and dv, through the memory of k and v ----
+    meet(OF_DS, CONSUMERS);  // k has been read by both
+#pragma unroll
+    for (int which = 0; which < 2; which++) {
+      float(&sums)[D / 2] = which ? dk : dv;
+      const float by = which ? scale : 1.f;
+      unsigned char *const to = (which ? k_tile : v_tile) + (64 * mine + 16 * warp + lane % 16) * LINE;
+#pragma unroll
+      for (int i = 0; i < D / 8; i += 2) {
+        u32 w[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) w[e] = pack_pair(T{}, by * sums[4 * i + 2 * e], by * sums[4 * i + 2 * e + 1]);
+        store_four(to + i / 8 * (2 * ATOM) + ((i % 8 + lane / 16 ^ lane % 8) << 4), w[0], w[1], w[2], w[3]);
+      }
+    }
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    meet(STORED + mine, 128);
+    if (thread == 0) {
+#pragma unroll
+      for (int x = 0; x < D; x += 64) {
+        put_tile(dv_map, v_tile + (x / 64 * 2 + mine) * ATOM, x, task.n + 64 * mine, task.g, task.b);
+        put_tile(dk_map, k_tile + (x / 64 * 2 + mine) * ATOM, x, task.n + 64 * mine, task.g, task.b);
+      }
+      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+      asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+    }
+  }
+}
