@@ -1,6 +1,5 @@
 """What a call of attention is, checked; which kernel takes it, when and why; and the launches."""
 
-import math
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +7,10 @@ import triton
 from torch import Tensor
 
 from weft.operators.attention import gradient_kernels, kernels
+from weft.operators.attention.hopper_backward import HopperGradients
+from weft.operators.attention.hopper_backward import why_not as hopper_why_not
 from weft.operators.attention.score import Score
+from weft.operators.attention.statistics import gradient_of_sinks
 from weft.operators.checks import (
     check_device,
     check_flag,
@@ -27,7 +29,6 @@ from weft.operators.dropout.seeds import scale_of, threshold_of
 from weft.operators.launch import INTERPRETING, Plan
 
 NAME = "attention"
-LN2 = math.log(2.0)
 LARGEST, SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 # B batch (or N sequences), H heads of q, G heads of k and v, Sq queries, Sk keys, D and Dv head dims
 
@@ -46,6 +47,7 @@ class Options(NamedTuple):
     softcap: float | None
     score: Score | None
     threshold: int  # of dropout, in steps of 2**-16
+    deterministic: bool  # whether backward gives the same bits every time
 
     @property
     def needs_natural_units(self) -> bool:
@@ -54,8 +56,9 @@ class Options(NamedTuple):
 
 
 def options(
-    names: tuple[str, ...], causal: bool, window: Any, scale: Any, softcap: Any, score: Any, dropout: Any
-) -> Options:
+    names: tuple[str, ...], causal: bool, window: Any, scale: Any, softcap: Any, score: Any, dropout: Any,
+    deterministic: Any = False,
+) -> Options:  # fmt: skip
     """The options of a call, checked."""
     check_flag(NAME, "causal", causal)
     bounds: tuple[Any, ...] = (None, None)
@@ -75,7 +78,10 @@ def options(
         softcap = float(softcap)
     check_value(NAME, "score", score, score is None or isinstance(score, Score), "a Score, or None", TypeError)
     check_value(NAME, "dropout", dropout, is_number(dropout) and 0 <= dropout <= 1, "a probability, 0 … 1")
-    return Options(names, bounds[0], 0 if causal else bounds[1], scale, softcap, score, threshold_of(dropout))
+    check_flag(NAME, "deterministic", deterministic)
+    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    right = 0 if causal else bounds[1]
+    return Options(names, bounds[0], right, scale, softcap, score, threshold_of(dropout), deterministic)
 
 
 class AttentionCall(Call):
@@ -365,14 +371,8 @@ class Gradients:
             found["bias"] = torch.empty_like(given["bias"])
             self.bias(q, k, v, do, found["bias"], *rows, *masks, *random)
         if "sinks" in wanted:
-            found["sinks"] = self.of_sinks(given["sinks"], peak, log_sum, delta)
+            found["sinks"] = gradient_of_sinks(given["sinks"], peak, log_sum, delta, self.plain)
         return found
-
-    def of_sinks(self, sinks: Tensor, peak: Tensor, log_sum: Tensor, delta: Tensor) -> Tensor:
-        """-Σ exp(sink - lse) delta over all rows of a head; 0 where a row has neither keys nor sink."""
-        lse = log_sum_exp(peak, log_sum, self.plain)
-        share = torch.exp(sinks.float()[:, None] - torch.where(lse == -torch.inf, torch.inf, lse))
-        return -(share * delta).sum([d for d in range(lse.ndim) if d != lse.ndim - 2]).to(sinks.dtype)
 
 
 def _deltas(made: _Launch) -> Plan:
@@ -421,11 +421,6 @@ def _like(t: Tensor) -> Tensor:
     return torch.empty_like(t, device="meta")
 
 
-def log_sum_exp(peak: Tensor, log_sum: Tensor, plain: bool) -> Tensor:
-    """Natural, of what forward stores of a row."""
-    return peak * (LN2 if plain else 1.0) + log_sum * LN2
-
-
 # ---- the tables ------------------------------------------------------------------------------------------------------
 
 SLOPES = "ALiBi's slopes need a gradient, for which there is no kernel of ours"
@@ -448,6 +443,9 @@ FORWARD = Dispatch(
 
 BACKWARD = Dispatch(
     GradientCall,
+    Route("hopper", lambda c: not c.options.deterministic,
+          "five products, pipelined for Hopper's tensor cores; tiles of keys add to dq, which needs an fp32 copy",
+          HopperGradients, hopper_why_not),
     Route("triton", lambda c: True, "probabilities are made again, by keys, by queries and for a bias: no atomics",
           Gradients, unsupported),
 )  # fmt: skip

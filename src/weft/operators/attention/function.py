@@ -14,13 +14,13 @@ from weft.operators.attention.dispatch import (
     OPTIONAL,
     SLOPES,
     Options,
-    log_sum_exp,
     options,
     result_like,
     spans_too_much,
 )
 from weft.operators.attention.reference import reference
 from weft.operators.attention.score import Score
+from weft.operators.attention.statistics import log_sum_exp
 from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
 from weft.operators.call import traced
 from weft.operators.dropout.seeds import STEPS, Seed, draw, threshold_of
@@ -34,12 +34,13 @@ def parts_of(
     softcap: float | None = None, sinks: Tensor | None = None, alibi: Tensor | None = None, mask: Tensor | None = None,
     bias: Tensor | None = None, score: Score | None = None, dropout: float = 0.0, seed: Seed = None, offset: int = 0,
     cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None, return_lse: bool = False,
+    deterministic: bool = False,
 ) -> Parts:  # fmt: skip
     """A call as the tables take it."""
     tensor_seed = seed if isinstance(seed, Tensor) else None
     every = zip(OPTIONAL, (mask, bias, sinks, alibi, cu_seqlens_q, cu_seqlens_k, tensor_seed), strict=True)
     given = {name: t for name, t in every if t is not None}
-    made = options(tuple(given), causal, window, scale, softcap, score, dropout)
+    made = options(tuple(given), causal, window, scale, softcap, score, dropout, deterministic)
     if not made.threshold and (given.pop("seed", None) is not None or seed is not None):  # of no use
         made, seed, offset = made._replace(names=tuple(given)), 0, 0
     number = seed if isinstance(seed, int) else 0

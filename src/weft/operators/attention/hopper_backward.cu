@@ -11,8 +11,8 @@
 // A block of `gradients` is three warpgroups. Two multiply, 64 keys each; they share ds, and each makes half of a tile's dq, 64 x 64. Of the
 // third, warp 0 fetches tiles of q and do through a ring of slots, warps 1 and 2 add to dq what a warpgroup has staged.
 #include "hopper_pipeline.cuh"
-#include "hopper_registers.cuh"
 #include "hopper_wgmma.cuh"
+#include "hopper_wgmma_registers.cuh"
 
 constexpr int KEYS = 128, PART = 64 * 64;         // keys of a tile; numbers of dq that a warpgroup makes at a time
 template <int D> constexpr int QUERIES = 8192 / D;  // of a tile, which has two parts of dq
@@ -107,13 +107,6 @@ struct Task {
   }
 };
 
-__device__ __forceinline__ void fetch_rows(void *to, const TensorMap &map, int x, int row, int head, int batch, u64 *barrier) {
-  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
-                   shared_address(to)),
-               "l"(&map), "r"(x), "r"(row), "r"(head), "r"(batch), "r"(shared_address(barrier))
-               : "memory");
-}
-
 __device__ __forceinline__ void put_tile(const TensorMap &map, const void *from, int x, int row, int head, int batch) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map), "r"(shared_address(from)),
                "r"(x), "r"(row), "r"(head), "r"(batch)
@@ -126,7 +119,14 @@ __device__ __forceinline__ void fetch_tile(unsigned char *to, const TensorMap &m
 #pragma unroll
   for (int x = 0; x < D; x += 64)
 #pragma unroll
-    for (int r = 0; r < ROWS_64; r++) fetch_rows(to + (x / 64 * ROWS_64 + r) * ATOM, map, x, row + 64 * r, head, batch, barrier);
+    for (int r = 0; r < ROWS_64; r++) fetch(to + (x / 64 * ROWS_64 + r) * ATOM, map, x, row + 64 * r, head, batch, barrier);
+}
+
+// Four 8 x 8 matrices of 16-bit floats to shared memory, as the words of operand A lie: lanes 8 i to 8 i + 7 say where the i-th's rows go.
+__device__ __forceinline__ void store_four(void *row, const u32 (&a)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(a[0]), "r"(a[1]), "r"(a[2]),
+               "r"(a[3])
+               : "memory");
 }
 
 __device__ __forceinline__ void add_bulk(float *to, const void *from, u32 bytes) {
@@ -247,16 +247,14 @@ __global__ void __launch_bounds__(THREADS, 1)
     };
     // [64 keys, D] += a [64 keys, 16 DEPTHS], in registers, times a slot's rows from the 16 `first`th on
     auto add = [&](float(&d)[D / 2], const auto &a, u64 of_queries, int slot, int first) {
-      constexpr int DEPTHS = sizeof(a) / 16;
       wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < DEPTHS; i++)
-        FromRegisters<T>::template multiply<D, true>(d, a[4 * i], a[4 * i + 1], a[4 * i + 2], a[4 * i + 3],
-                                                     of_queries + (slot * OF_QUERIES >> 4) + (first + i) * DOWN, 1);
+      for (int i = 0; i < int(sizeof(a) / sizeof(a[0])); i++)
+        multiply_registers<D, true>(T{}, d, a[i], of_queries + (slot * OF_QUERIES >> 4) + (first + i) * DOWN, 1);
       wgmma_commit();
     };
     auto release = [&](u64 *barrier) {
-      if (lane == 0) barrier_arrive(barrier, 0);
+      if (lane == 0) barrier_arrive(barrier);
     };
 
     const int shift = sizes.keys - sizes.queries, own = task.n + 64 * mine + 16 * warp + lane / 4;  // and own + 8 are this thread's keys
@@ -292,7 +290,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             }
         }
       }
-      u32 p[2][M / 8];
+      u32 p[2][M / 32][4];
 #pragma unroll
       for (int part = 0; part < 2; part++) {
 #pragma unroll
@@ -310,7 +308,7 @@ __global__ void __launch_bounds__(THREADS, 1)
           hold(dp), hold(p[0]);
         }
 #pragma unroll
-        for (int i = 0; i < M / 8; i++) p[part][i] = pack_pair(T{}, s[part * (M / 4) + 2 * i], s[part * (M / 4) + 2 * i + 1]);
+        for (int i = 0; i < M / 8; i++) p[part][i / 4][i % 4] = pack_pair(T{}, s[part * (M / 4) + 2 * i], s[part * (M / 4) + 2 * i + 1]);
         add(dv, p[part], do_rows, slot, part * (M / 32));
       }
       if (D == 128) {
@@ -319,14 +317,14 @@ __global__ void __launch_bounds__(THREADS, 1)
       }
 
       // ---- ds ----
-      u32 ds[M / 4];
+      u32 ds[M / 16][4];
 #pragma unroll
       for (int i = 0; i < M / 8; i++) {
         const float2 delta = *reinterpret_cast<const float2 *>(of_rows + M + 8 * i);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
           const int at = 4 * i + 2 * half;
-          ds[2 * i + half] = pack_pair(T{}, s[at] * (dp[at] - delta.x), s[at + 1] * (dp[at + 1] - delta.y));
+          ds[i / 2][i % 2 * 2 + half] = pack_pair(T{}, s[at] * (dp[at] - delta.x), s[at + 1] * (dp[at + 1] - delta.y));
         }
       }
       add(dk, ds, q_rows, slot, 0);
@@ -335,7 +333,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
       for (int i = 0; i < M / 8; i += 2) {
         const int chunk = i % 8 + lane / 16;
-        store_four(ds_tile + i / 8 * (2 * ATOM) + ((chunk ^ lane % 8) << 4), ds[2 * i], ds[2 * i + 1], ds[2 * i + 2], ds[2 * i + 3]);
+        store_four(ds_tile + i / 8 * (2 * ATOM) + ((chunk ^ lane % 8) << 4), ds[i / 2]);
       }
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
       meet(OF_DS, CONSUMERS);
@@ -382,7 +380,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         u32 w[4];
 #pragma unroll
         for (int e = 0; e < 4; e++) w[e] = pack_pair(T{}, by * sums[4 * i + 2 * e], by * sums[4 * i + 2 * e + 1]);
-        store_four(to + i / 8 * (2 * ATOM) + ((i % 8 + lane / 16 ^ lane % 8) << 4), w[0], w[1], w[2], w[3]);
+        store_four(to + i / 8 * (2 * ATOM) + ((i % 8 + lane / 16 ^ lane % 8) << 4), w);
       }
     }
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

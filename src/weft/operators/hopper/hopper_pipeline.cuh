@@ -36,6 +36,12 @@ __device__ __forceinline__ bool elected() {
   return is;
 }
 
+// Of the own block, and not through the cluster's window: that is a message, which may be in flight before the other blocks have begun and
+// after this one has left.
+__device__ __forceinline__ void barrier_arrive(u64 *barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 // Of one warpgroup: 128 threads.
 __device__ __forceinline__ void group_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
 
@@ -52,7 +58,15 @@ __device__ __forceinline__ void fetch(void *to, const TensorMap &map, int x, int
                : "memory");
 }
 
-// The same for all blocks of the cluster in `mask`, to the same place of each.
+// The same at (x, y, z) of matrix w of a tensor of four dimensions.
+__device__ __forceinline__ void fetch(void *to, const TensorMap &map, int x, int y, int z, int w, u64 *barrier) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
+                   shared_address(to)),
+               "l"(&map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(shared_address(barrier))
+               : "memory");
+}
+
+// The first of these for all blocks of the cluster in `mask`, to the same place of each.
 __device__ __forceinline__ void fetch_for(unsigned short mask, void *to, const TensorMap &map, int x, int y, int z, u64 *barrier) {
   asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
                "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(to)),

@@ -17,6 +17,7 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 leading) {
 #define P8(a, b, c, d, e, f, g, h) "%" #a ",%" #b ",%" #c ",%" #d ",%" #e ",%" #f ",%" #g ",%" #h
 #define P32_0 P8(0, 1, 2, 3, 4, 5, 6, 7) "," P8(8, 9, 10, 11, 12, 13, 14, 15) "," P8(16, 17, 18, 19, 20, 21, 22, 23) "," P8(24, 25, 26, 27, 28, 29, 30, 31)
 #define P32_1 P8(32, 33, 34, 35, 36, 37, 38, 39) "," P8(40, 41, 42, 43, 44, 45, 46, 47) "," P8(48, 49, 50, 51, 52, 53, 54, 55) "," P8(56, 57, 58, 59, 60, 61, 62, 63)
+#define P16_1 P8(32, 33, 34, 35, 36, 37, 38, 39) "," P8(40, 41, 42, 43, 44, 45, 46, 47)
 #define P16_2 P8(64, 65, 66, 67, 68, 69, 70, 71) "," P8(72, 73, 74, 75, 76, 77, 78, 79)
 #define P32_2 P16_2 "," P8(80, 81, 82, 83, 84, 85, 86, 87) "," P8(88, 89, 90, 91, 92, 93, 94, 95)
 #define P32_3 P8(96, 97, 98, 99, 100, 101, 102, 103) "," P8(104, 105, 106, 107, 108, 109, 110, 111) "," P8(112, 113, 114, 115, 116, 117, 118, 119) "," P8(120, 121, 122, 123, 124, 125, 126, 127)
@@ -33,6 +34,11 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 leading) {
     asm volatile(OPEN("%98") "m64n192k" K TYPES " {" P32_0 "," P32_1 "," P32_2 "}, %96, %97, p" TAIL ";\n}"                  \
                  : D32(C, 0), D32(C, 32), D32(C, 64)                                                                        \
                  : "l"(a), "l"(b), "r"(keep));                                                                              \
+  else if constexpr (N == 176)                                                                                              \
+    asm volatile(OPEN("%90") "m64n176k" K TYPES " {" P32_0 "," P32_1 "," P16_2 "," P8(80, 81, 82, 83, 84, 85, 86, 87)        \
+                             "}, %88, %89, p" TAIL ";\n}"                                                                    \
+                 : D32(C, 0), D32(C, 32), D8(C, 64), D8(C, 72), D8(C, 80)                                                   \
+                 : "l"(a), "l"(b), "r"(keep));                                                                              \
   else if constexpr (N == 160)                                                                                              \
     asm volatile(OPEN("%82") "m64n160k" K TYPES " {" P32_0 "," P32_1 "," P16_2 "}, %80, %81, p" TAIL ";\n}"                  \
                  : D32(C, 0), D32(C, 32), D8(C, 64), D8(C, 72)                                                              \
@@ -40,6 +46,18 @@ __device__ __forceinline__ u64 descriptor(u32 address, u32 leading) {
   else if constexpr (N == 128)                                                                                              \
     asm volatile(OPEN("%66") "m64n128k" K TYPES " {" P32_0 "," P32_1 "}, %64, %65, p" TAIL ";\n}"                            \
                  : D32(C, 0), D32(C, 32)                                                                                    \
+                 : "l"(a), "l"(b), "r"(keep));                                                                              \
+  else if constexpr (N == 112)                                                                                              \
+    asm volatile(OPEN("%58") "m64n112k" K TYPES " {" P32_0 "," P16_1 "," P8(48, 49, 50, 51, 52, 53, 54, 55) "}, %56, %57, p" TAIL ";\n}" \
+                 : D32(C, 0), D8(C, 32), D8(C, 40), D8(C, 48)                                                               \
+                 : "l"(a), "l"(b), "r"(keep));                                                                              \
+  else if constexpr (N == 96)                                                                                               \
+    asm volatile(OPEN("%50") "m64n96k" K TYPES " {" P32_0 "," P16_1 "}, %48, %49, p" TAIL ";\n}"                              \
+                 : D32(C, 0), D8(C, 32), D8(C, 40)                                                                          \
+                 : "l"(a), "l"(b), "r"(keep));                                                                              \
+  else if constexpr (N == 80)                                                                                               \
+    asm volatile(OPEN("%42") "m64n80k" K TYPES " {" P32_0 "," P8(32, 33, 34, 35, 36, 37, 38, 39) "}, %40, %41, p" TAIL ";\n}" \
+                 : D32(C, 0), D8(C, 32)                                                                                     \
                  : "l"(a), "l"(b), "r"(keep));                                                                              \
   else                                                                                                                      \
     asm volatile(OPEN("%34") "m64n64k" K TYPES " {" P32_0 "}, %32, %33, p" TAIL ";\n}" : D32(C, 0) : "l"(a), "l"(b), "r"(keep));

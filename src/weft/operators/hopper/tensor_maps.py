@@ -50,6 +50,18 @@ class Maps:
         return found
 
 
+class HeadMaps(Maps):
+    """The maps of tensors [B, heads, rows, D] of one form, D contiguous; a box is so many columns by rows of one head. ``like`` is a
+    tensor of that form."""
+
+    def __init__(self, like: Tensor, box: tuple[int, int]):
+        size = like.element_size()
+        self.dtype, self.box, self.sizes = like.dtype, (*box, 1, 1), (*reversed(like.shape),)
+        least = -(-like.shape[3] * size // 16) * 16
+        steps = zip(reversed(like.stride()[:3]), self.sizes[1:], strict=True)
+        self.steps, self.known = tuple(s * size if n > 1 else least for s, n in steps), {}
+
+
 class LastRows(Maps):
     """The map of a row-major matrix of which boxes of 64 rows are loaded that have fewer: both last dimensions step from row
     to row, and what is too much lies outside of the second one, which has 64.
@@ -139,3 +151,9 @@ def map_why_not(name: str, t: Tensor, size: int, across: bool) -> str:
     if min(steps, default=0) < 0 or (t.stride(rows) == 0 and t.shape[rows] > 1) or max(t.shape) > 2**31 - 2**10:
         return f"'{name}' has strides or sizes that TMA cannot take"
     return ""
+
+
+def heads_why_not(name: str, t: Tensor) -> str:
+    """Why TMA cannot take a tensor [B, heads, rows, D] (an empty string when it can). Batches and heads may be one and the same, 0
+    elements apart."""
+    return map_why_not(name, t, t.element_size(), False)

@@ -28,12 +28,6 @@ __device__ __forceinline__ void floats_of(u32 (&a)[HELD][4], const u32 (&words)[
   }
 }
 
-// Of the own block, and not through the cluster's window as hopper_pipeline.cuh's: that is a message, which may be in flight before the
-// other blocks have begun and after this one has left.
-__device__ __forceinline__ void barrier_arrive(u64 *barrier) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
 // How far, in a descriptor's units, a column of a unit lies behind the first: boxes of 64 columns of TOKENS rows follow one another.
 template <int TOKENS> __device__ constexpr int column_at(int column) { return (column / 64 * TOKENS * LINE + column % 64 * 2) >> 4; }
 

@@ -1,0 +1,123 @@
+"""The launches of ``hopper_backward.cu``: gradients of attention by wgmma, fed by TMA (sm_90 and no other)."""
+
+import ctypes
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.operators.attention.statistics import gradient_of_sinks
+from weft.operators.cuda import CTYPES, CudaPlan
+from weft.operators.hopper.tensor_maps import HeadMaps, heads_why_not
+
+# B batch, H heads of q, G heads of k and v, Sq queries, Sk keys, D the head dim of all
+
+SOURCE = Path(__file__).parent / "hopper_backward.cu"
+KEYS, SLOTS, THREADS = 128, 2, 384
+IN_L2 = 32 * 2**20  # bytes that the blocks at work should read and add to
+LONGEST = 2**28  # positions and bounds are added in 32 bits
+LOG2E = 1 / math.log(2.0)
+
+
+class Sizes(ctypes.Structure):
+    """``Sizes`` of hopper_backward.cu."""
+
+    names = ("queries", "keys", "heads", "group", "batches", "left", "right", "query_tiles", "key_tiles", "section")
+    _fields_ = tuple((name, ctypes.c_int) for name in names)
+
+
+class Strides(ctypes.Structure):
+    """``Strides`` of hopper_backward.cu."""
+
+    _fields_ = tuple((name, ctypes.c_longlong) for name in ("batch", "head", "row"))
+
+
+def queries_of(d: int) -> int:
+    """Rows of a tile of queries."""
+    return 8192 // d
+
+
+def shared_bytes(d: int) -> int:
+    m = queries_of(d)
+    tiles = 2 * KEYS * d + 2 * SLOTS * m * d + 2 * KEYS * m  # k and v, the rings of q and do, two of ds; 16-bit floats
+    return 2 * tiles + 4 * m * d + SLOTS * 2 * m * 4 + 8 * (4 * SLOTS + 2)  # dq, statistics, barriers
+
+
+def why_not(c: Any) -> str:
+    """Why the kernels do not take a ``GradientCall`` (an empty string when they do)."""
+    o = c.options
+    if c.sm != 90:
+        return f"sm_{c.sm}; wgmma and its descriptors are of sm_90"
+    if c.q.dtype not in (torch.float16, torch.bfloat16):
+        return f"{c.q.dtype}; it takes 16-bit floats"
+    if c.d != c.dv or c.d not in (64, 128):
+        return f"head dims {c.d} and {c.dv}; it takes 64 and 128, v's as q's"
+    if more := sorted(set(o.names) - {"sinks"}):
+        return f"{', '.join(more)}; it takes causal, window, a positive scale and sinks"
+    if o.needs_natural_units or o.threshold:
+        return "a soft cap, a score, dropout or a scale of at most 0"
+    if c.empty or max(c.query_tokens, c.key_tokens) > LONGEST:
+        return f"{c.query_tokens} queries and {c.key_tokens} keys; it takes 1 to {LONGEST}"
+    for name, t in (("q", c.q), ("k", c.k), ("v", c.v), ("o", c.o), ("do", c.do)):
+        if reason := heads_why_not(name, t):
+            return reason
+    return ""
+
+
+class HopperGradients:
+    """Calls the kernels: ``prepare``, ``gradients``, ``finish``. Sums of dq are in fp32, B·H·Sq·D of them beside the results; their
+    order, and so the last bits of dq, differ from run to run."""
+
+    def __init__(self, c: Any):
+        o, q, d = c.options, c.q, c.d
+        m = queries_of(d)
+        query_tiles, key_tiles = -(-c.query_tokens // m), -(-c.key_tokens // KEYS)
+        reach = c.query_tokens + c.key_tokens  # no key is further away
+        left, right = (reach if n is None else min(n, reach) for n in (o.left, o.right))
+        of_head = c.group * c.query_tokens * d * (2 * 2 + 4)  # q, do, dq: what the blocks of a head of k walk
+        sizes = Sizes(
+            c.query_tokens, c.key_tokens, c.heads, c.group, c.batches, left, right, query_tiles, key_tiles,
+            max(1, IN_L2 // of_head),
+        )  # fmt: skip
+        self.scale = d**-0.5 if o.scale is None else o.scale
+        scale, log_scale = ctypes.c_float(self.scale), ctypes.c_float(self.scale * LOG2E)
+        kind, rows = CTYPES[q.dtype], c.batches * c.heads * query_tiles
+        self.statistics, self.sums = (c.batches, c.heads, query_tiles, 2, m), (rows, m * d)
+        gradients = [torch.empty_like(t, device="meta") for t in (c.q, c.k, c.v)]
+        self.maps = [HeadMaps(t, (64, 64)) for t in (c.q, c.k, c.v, c.do, *gradients[1:])]
+        self.scalars = sizes, scale, log_scale
+        of = [Strides(*t.stride()[:3]) for t in (c.o, c.do, gradients[0])]
+        self.prepare = [
+            CudaPlan(SOURCE, f"prepare<{kind}, {d}>", (rows, 1), 256, (sizes, *of[:2], ctypes.c_int(given)))
+            for given in (0, 1)
+        ]
+        blocks = key_tiles * c.batches * (c.heads // c.group)
+        self.main = CudaPlan(
+            SOURCE, f"gradients<{kind}, {d}, {SLOTS}>", (blocks, 1), THREADS, (), 1, shared_bytes(d)
+        )
+        self.finish = CudaPlan(SOURCE, f"finish<{kind}, {d}>", (rows, 1), 256, (sizes, of[2], scale))
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, peak: Tensor, log_sum: Tensor, do: Tensor, dlse: Tensor | None,
+        given: dict[str, Tensor], seed: int, offset: int, wanted: frozenset[str],
+    ) -> dict[str, Tensor]:  # fmt: skip
+        """As that of ``Gradients``."""
+        statistics = torch.empty(self.statistics, dtype=torch.float32, device=q.device)
+        sums = torch.empty(self.sums, dtype=torch.float32, device=q.device)
+        of_lse = peak if dlse is None else dlse.contiguous()
+        self.prepare[dlse is not None](o, do, peak, log_sum, of_lse, statistics, sums)
+        found = {name: torch.empty_like(t) for name, t in (("q", q), ("k", k), ("v", v))}
+        main = self.main
+        if q.is_cuda:
+            main = main.at(self.of_tensors, q, k, v, do, found["k"], found["v"])
+        main(statistics, sums)
+        self.finish(sums, found["q"])
+        if "sinks" in wanted:
+            delta = statistics[:, :, :, 1].flatten(2)[..., : q.shape[2]]
+            found["sinks"] = gradient_of_sinks(given["sinks"], peak, log_sum, delta, True)
+        return found
+
+    def of_tensors(self, *tensors: Tensor) -> tuple[Any, ...]:
+        return (*(of(t) for of, t in zip(self.maps, tensors, strict=True)), *self.scalars)
