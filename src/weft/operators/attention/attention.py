@@ -158,7 +158,7 @@ def attention_function(
     scale: float | None = None, softcap: float | None = None, sinks: Tensor | None = None, alibi: Tensor | None = None,
     mask: Tensor | None = None, bias: Tensor | None = None, score: Score | None = None, dropout: float = 0.0,
     seed: int | Tensor | None = None, offset: int = 0, cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None, return_lse: bool = False,
+    cu_seqlens_k: Tensor | None = None, return_lse: bool = False, deterministic: bool = False,
 ) -> Any:  # fmt: skip
     """Attention: softmax(scale · q kᵀ, changed as the options say) v, the scores never stored.
 
@@ -187,11 +187,13 @@ def attention_function(
             [total, H, D] then, k [total of keys, G, D], v likewise; a query sees its own sequence. Nothing waits for the
             device. Tokens ahead of the first sequence and behind the last one get zeros.
         return_lse: also return the log-sum-exp of each row of scores (with the sink).
+        deterministic: gradients are the same bits every time, as they also are under
+            ``torch.use_deterministic_algorithms(True)``. Without it q's may not be on Hopper (``explain``: ``hopper``).
 
     Returns:
         [B, H, Sq, Dv] (packed: [total, H, Dv]) of q's dtype; with ``return_lse`` also the natural log-sum-exp in float32,
-        [B, H, Sq] ([H, total]), -inf where nothing is seen. Gradients flow from both to q, k, v, bias and sinks, without
-        atomics: the same bits every time. Products of float32 are in full precision (no tf32), softmax is in fp32. Under
+        [B, H, Sq] ([H, total]), -inf where nothing is seen. Gradients flow from both to q, k, v, bias and sinks.
+        Products of float32 are in full precision (no tf32), softmax is in fp32. Under
         autocast q, k and v are cast as PyTorch casts them for products.
 
     Raises:

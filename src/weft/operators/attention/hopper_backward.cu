@@ -146,6 +146,14 @@ __device__ __forceinline__ float power_of_2(float x) {
   return y;
 }
 
+// sums [64, D] += a [64, 16 DEPTHS] b [16 DEPTHS, D], b's rows in shared memory, 128 bytes each of 64 columns.
+template <typename T, int D, int DEPTHS> __device__ __forceinline__ void add_product(float (&sums)[D / 2], const u32 (&a)[DEPTHS][4], u64 b) {
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < DEPTHS; i++) multiply_registers<D, true>(T{}, sums, a[i], b + i * (2 * 8 * LINE >> 4), 1);
+  wgmma_commit();
+}
+
 // Maps: q, k, v, do, dk, dv as (D, rows, heads, batches), in boxes of 64 x 64.
 template <typename T, int D, int SLOTS>
 __global__ void __launch_bounds__(THREADS, 1)
@@ -245,14 +253,6 @@ __global__ void __launch_bounds__(THREADS, 1)
                                                     of_queries + (slot * OF_QUERIES + i / 4 * (M * LINE) >> 4) + i % 4 * ALONG, i != 0);
       wgmma_commit();
     };
-    // [64 keys, D] += a [64 keys, 16 DEPTHS], in registers, times a slot's rows from the 16 `first`th on
-    auto add = [&](float(&d)[D / 2], const auto &a, u64 of_queries, int slot, int first) {
-      wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < int(sizeof(a) / sizeof(a[0])); i++)
-        multiply_registers<D, true>(T{}, d, a[i], of_queries + (slot * OF_QUERIES >> 4) + (first + i) * DOWN, 1);
-      wgmma_commit();
-    };
     auto release = [&](u64 *barrier) {
       if (lane == 0) barrier_arrive(barrier);
     };
@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
 #pragma unroll
         for (int i = 0; i < M / 8; i++) p[part][i / 4][i % 4] = pack_pair(T{}, s[part * (M / 4) + 2 * i], s[part * (M / 4) + 2 * i + 1]);
-        add(dv, p[part], do_rows, slot, part * (M / 32));
+        add_product<T, D>(dv, p[part], do_rows + (slot * OF_QUERIES >> 4) + part * (M / 32) * DOWN);
       }
       if (D == 128) {
         wgmma_wait<1>();
@@ -327,7 +327,7 @@ __global__ void __launch_bounds__(THREADS, 1)
           ds[i / 2][i % 2 * 2 + half] = pack_pair(T{}, s[at] * (dp[at] - delta.x), s[at + 1] * (dp[at + 1] - delta.y));
         }
       }
-      add(dk, ds, q_rows, slot, 0);
+      add_product<T, D>(dk, ds, q_rows + (slot * OF_QUERIES >> 4));
       // To shared memory, [keys, 64 queries] by lines; of two tiles, the one that the products before the last have read.
       unsigned char *const ds_tile = ds_tiles + step % 2 * OF_SCORES + (64 * mine + 16 * warp + lane % 16) * LINE;
 #pragma unroll
