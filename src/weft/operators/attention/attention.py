@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.definition import Operator, Tolerance, torch_dtype, workload
 from weft.operators import peers
 from weft.operators.attention.dispatch import BACKWARD, FORWARD, NAME, result_like
-from weft.operators.attention.function import PUBLIC, attention_triton, launched, parts_of, with_seed
+from weft.operators.attention.function import PUBLIC, attention_hopper, attention_triton, launched, parts_of, with_seed
 from weft.operators.attention.mistakes import LEAVES, MISTAKES
 from weft.operators.attention.peers import fa3, flex, in_torch, same_as_torchs
 from weft.operators.attention.points import SCORES, SHAPES, VIEWS, cost, gradient_terms, inputs
@@ -21,6 +21,7 @@ from weft.operators.attention.score import Score
 from weft.operators.call import Choice, cast_for_products, eager, guarded
 from weft.operators.checks import check_flag, is_number
 from weft.operators.dropout.seeds import check_seed
+from weft.operators.hopper.gemm import ON_HOPPER
 
 # B batch (or N packed sequences), H heads of q, G heads of k and v, S queries, T keys, D head dim of q and k, Dv of v
 
@@ -132,6 +133,7 @@ attention = Operator(
 )  # fmt: skip
 
 attention.implementation("triton", arch=">=sm_80")(attention_triton)
+attention.implementation("hopper", backend="cuda", directions=("backward",), **ON_HOPPER)(attention_hopper)
 peers.register(attention, in_torch)
 attention.implementation("flex_attention", devices=("cuda",))(flex)
 attention.implementation("fa3", requires="fa3-fwd", devices=("cuda",), directions=("forward",))(fa3)
@@ -193,8 +195,8 @@ def attention_function(
     Returns:
         [B, H, Sq, Dv] (packed: [total, H, Dv]) of q's dtype; with ``return_lse`` also the natural log-sum-exp in float32,
         [B, H, Sq] ([H, total]), -inf where nothing is seen. Gradients flow from both to q, k, v, bias and sinks.
-        Products of float32 are in full precision (no tf32), softmax is in fp32. Under
-        autocast q, k and v are cast as PyTorch casts them for products.
+        Products of float32 are in full precision (no tf32), softmax is in fp32. Under autocast q, k and v are cast as PyTorch
+        casts them for products.
 
     Raises:
         TypeError: tensors of other dtypes, options of other types.

@@ -106,6 +106,7 @@ def by_reference(options: Options, seed: int, offset: int, return_lse: bool, *te
 
 PUBLIC = FORWARD, BACKWARD
 BY_KERNEL = FORWARD.kernel("triton"), BACKWARD.kernel("triton")
+BY_HOPPER = FORWARD.kernel("triton"), BACKWARD.kernel("hopper")
 
 
 def launched(parts: Parts, return_lse: bool, plans: tuple[Plans, Plans], plan: Plan | None = None) -> Any:
@@ -127,8 +128,17 @@ def with_seed(q: Tensor, named: dict[str, Any]) -> dict[str, Any]:
 
 
 def attention_triton(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
+    return _by(BY_KERNEL, q, k, v, **named)
+
+
+def attention_hopper(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
+    """Forward by Triton's kernel."""
+    return _by(BY_HOPPER, q, k, v, **named)
+
+
+def _by(plans: tuple[Plans, Plans], q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
     alibi = named.get("alibi")
     if torch.is_grad_enabled() and alibi is not None and alibi.requires_grad:
         raise Declined(SLOPES)
     parts = parts_of(q, k, v, **with_seed(q, named))
-    return launched(parts, named.get("return_lse", False), BY_KERNEL)
+    return launched(parts, named.get("return_lse", False), plans)

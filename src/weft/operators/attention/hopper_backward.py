@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.operators.attention.statistics import gradient_of_sinks
 from weft.operators.cuda import CTYPES, CudaPlan
-from weft.operators.hopper.tensor_maps import HeadMaps, heads_why_not
+from weft.operators.hopper.tensor_maps import HeadMaps, map_why_not
 
 # B batch, H heads of q, G heads of k and v, Sq queries, Sk keys, D the head dim of all
 
@@ -61,14 +61,14 @@ def why_not(c: Any) -> str:
     if c.empty or max(c.query_tokens, c.key_tokens) > LONGEST:
         return f"{c.query_tokens} queries and {c.key_tokens} keys; it takes 1 to {LONGEST}"
     for name, t in (("q", c.q), ("k", c.k), ("v", c.v), ("o", c.o), ("do", c.do)):
-        if reason := heads_why_not(name, t):
+        if reason := map_why_not(name, t, t.element_size(), False):
             return reason
     return ""
 
 
 class HopperGradients:
-    """Calls the kernels: ``prepare``, ``gradients``, ``finish``. Sums of dq are in fp32, B·H·Sq·D of them beside the results; their
-    order, and so the last bits of dq, differ from run to run."""
+    """Calls the kernels: ``prepare``, ``gradients``, ``finish``. Sums of dq are in fp32, B·H·Sq·D of them beside the results;
+    their order, and so the last bits of dq, differ from run to run."""
 
     def __init__(self, c: Any):
         o, q, d = c.options, c.q, c.d
@@ -94,9 +94,7 @@ class HopperGradients:
             for given in (0, 1)
         ]
         blocks = key_tiles * c.batches * (c.heads // c.group)
-        self.main = CudaPlan(
-            SOURCE, f"gradients<{kind}, {d}, {SLOTS}>", (blocks, 1), THREADS, (), 1, shared_bytes(d)
-        )
+        self.main = CudaPlan(SOURCE, f"gradients<{kind}, {d}, {SLOTS}>", (blocks, 1), THREADS, (), 1, shared_bytes(d))
         self.finish = CudaPlan(SOURCE, f"finish<{kind}, {d}>", (rows, 1), 256, (sizes, of[2], scale))
 
     def __call__(

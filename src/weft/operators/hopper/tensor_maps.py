@@ -51,8 +51,8 @@ class Maps:
 
 
 class HeadMaps(Maps):
-    """The maps of tensors [B, heads, rows, D] of one form, D contiguous; a box is so many columns by rows of one head. ``like`` is a
-    tensor of that form."""
+    """The maps of tensors [B, heads, rows, D] of one form, D contiguous; a box has so many columns and rows of one head.
+    ``like`` is a tensor of that form."""
 
     def __init__(self, like: Tensor, box: tuple[int, int]):
         size = like.element_size()
@@ -139,8 +139,8 @@ def _encode_tiled() -> Callable[..., int]:
 
 
 def map_why_not(name: str, t: Tensor, size: int, across: bool) -> str:
-    """Why TMA cannot take a matrix [rows, columns], or [matrices, rows, columns] (an empty string when it can). Matrices may
-    be one and the same, 0 bytes apart."""
+    """Why TMA cannot take a matrix [rows, columns], or [.., rows, columns] (an empty string when it can). Matrices may be one
+    and the same, 0 bytes apart."""
     inner = -2 if across else -1
     if t.stride(inner) != 1 and t.shape[inner] > 1:
         return f"'{name}' has no contiguous dimension"
@@ -151,9 +151,3 @@ def map_why_not(name: str, t: Tensor, size: int, across: bool) -> str:
     if min(steps, default=0) < 0 or (t.stride(rows) == 0 and t.shape[rows] > 1) or max(t.shape) > 2**31 - 2**10:
         return f"'{name}' has strides or sizes that TMA cannot take"
     return ""
-
-
-def heads_why_not(name: str, t: Tensor) -> str:
-    """Why TMA cannot take a tensor [B, heads, rows, D] (an empty string when it can). Batches and heads may be one and the same, 0
-    elements apart."""
-    return map_why_not(name, t, t.element_size(), False)
