@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.operators.attention.statistics import gradient_of_sinks
 from weft.operators.cuda import CTYPES, CudaPlan
-from weft.operators.hopper.tensor_maps import HeadMaps, map_why_not
+from weft.operators.hopper.tensor_maps import Heads, map_why_not
 
 # B batch, H heads of q, G heads of k and v, Sq queries, Sk keys, D the head dim of all
 
@@ -86,7 +86,7 @@ class HopperGradients:
         kind, rows = CTYPES[q.dtype], c.batches * c.heads * query_tiles
         self.statistics, self.sums = (c.batches, c.heads, query_tiles, 2, m), (rows, m * d)
         gradients = [torch.empty_like(t, device="meta") for t in (c.q, c.k, c.v)]
-        self.maps = [HeadMaps(t, (64, 64)) for t in (c.q, c.k, c.v, c.do, *gradients[1:])]
+        self.maps = [Heads(t, 64) for t in (c.q, c.k, c.v, c.do, *gradients[1:])]
         self.scalars = sizes, scale, log_scale
         of = [Strides(*t.stride()[:3]) for t in (c.o, c.do, gradients[0])]
         self.prepare = [

@@ -50,18 +50,6 @@ class Maps:
         return found
 
 
-class HeadMaps(Maps):
-    """The maps of tensors [B, heads, rows, D] of one form, D contiguous; a box has so many columns and rows of one head.
-    ``like`` is a tensor of that form."""
-
-    def __init__(self, like: Tensor, box: tuple[int, int]):
-        size = like.element_size()
-        self.dtype, self.box, self.sizes = like.dtype, (*box, 1, 1), (*reversed(like.shape),)
-        least = -(-like.shape[3] * size // 16) * 16
-        steps = zip(reversed(like.stride()[:3]), self.sizes[1:], strict=True)
-        self.steps, self.known = tuple(s * size if n > 1 else least for s, n in steps), {}
-
-
 class LastRows(Maps):
     """The map of a row-major matrix of which boxes of 64 rows are loaded that have fewer: both last dimensions step from row
     to row, and what is too much lies outside of the second one, which has 64.
@@ -86,6 +74,19 @@ class FirstRows(Maps):
         (rows, columns), step = like.shape, _step(like) * like.element_size()
         self.dtype, self.box = like.dtype, (*box, 1, 1)
         self.sizes, self.steps = (columns, PAST, rows + 1, PAST + 1), (step, step, 2**64 // PAST - step)
+        self.known = {}
+
+
+class Heads(Maps):
+    """The map of [B, H, S, D], its last dimension contiguous, in boxes of 64 columns by ``rows`` of S."""
+
+    def __init__(self, like: Tensor, rows: int):
+        size = like.element_size()
+        self.dtype, self.box = like.dtype, (64, rows, 1, 1)
+        self.sizes = tuple(reversed(like.shape))
+        least = -(-like.shape[-1] * size // 16) * 16
+        steps = zip(reversed(like.stride()[:3]), self.sizes[1:], strict=True)
+        self.steps = tuple(step * size if n > 1 else least for step, n in steps)
         self.known = {}
 
 
@@ -139,8 +140,8 @@ def _encode_tiled() -> Callable[..., int]:
 
 
 def map_why_not(name: str, t: Tensor, size: int, across: bool) -> str:
-    """Why TMA cannot take a matrix [rows, columns], or [.., rows, columns] (an empty string when it can). Matrices may be one
-    and the same, 0 bytes apart."""
+    """Why TMA cannot take a matrix [rows, columns], or [matrices, rows, columns] (an empty string when it can). Matrices may
+    be one and the same, 0 bytes apart."""
     inner = -2 if across else -1
     if t.stride(inner) != 1 and t.shape[inner] > 1:
         return f"'{name}' has no contiguous dimension"
