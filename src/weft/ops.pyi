@@ -110,6 +110,7 @@ def attention(
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     return_lse: bool = False,
+    deterministic: bool = False,
 ) -> Any:
     """Attention: softmax(scale · q kᵀ, changed as the options say) v, the scores never stored."""
 

@@ -90,6 +90,8 @@ attention = Operator(
             workload(B=2, H=2, S=4, T=0, D=16, sinks=True, lse=True),
             workload(B=2, H=2, S=0, T=3, D=16),
             workload(B=1, H=2, S=3, T=3, D=8),
+            workload(B=1, H=4, S=70, T=150, D=64, kv_heads=2, causal=True, lse=True, sinks=True),
+            workload(B=1, H=2, S=130, T=66, D=128, left=40, right=9, layout="transposed"),
         ],
         "full": [
             *(workload(B=1, H=4, S=s, T=t, D=d, kv_heads=2, causal=c, lse=True)
@@ -209,7 +211,7 @@ def attention_function(
     named: dict[str, Any] = {
         "causal": causal, "window": window, "scale": scale, "softcap": softcap, "sinks": sinks, "alibi": alibi, "mask": mask,
         "bias": bias, "score": score, "dropout": dropout, "seed": seed, "offset": offset, "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k, "return_lse": return_lse,
+        "cu_seqlens_k": cu_seqlens_k, "return_lse": return_lse, "deterministic": deterministic,
     }  # fmt: skip
     tensors = (t for t in (mask, bias, sinks, alibi, cu_seqlens_q, cu_seqlens_k) if t is not None)
     usual = (

@@ -6,9 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from weft.operators.attention import gradient_kernels, kernels
-from weft.operators.attention.hopper_backward import HopperGradients
-from weft.operators.attention.hopper_backward import why_not as hopper_why_not
+from weft.operators.attention import gradient_kernels, hopper_backward, kernels
 from weft.operators.attention.score import Score
 from weft.operators.attention.statistics import gradient_of_sinks
 from weft.operators.checks import (
@@ -441,11 +439,12 @@ FORWARD = Dispatch(
     Route("triton", lambda c: True, TRITON, forward_launch, unsupported),
 )
 
+ADDED = "five products by wgmma, fed by TMA; all tiles of keys add to dq, in any order"
+
 BACKWARD = Dispatch(
     GradientCall,
-    Route("hopper", lambda c: not c.options.deterministic,
-          "five products, pipelined for Hopper's tensor cores; tiles of keys add to dq, which needs an fp32 copy",
-          HopperGradients, hopper_why_not),
+    Route("hopper", lambda c: not c.options.deterministic, ADDED, hopper_backward.HopperGradients, hopper_backward.unsupported,
+          sm=90),
     Route("triton", lambda c: True, "probabilities are made again, by keys, by queries and for a bias: no atomics",
           Gradients, unsupported),
 )  # fmt: skip

@@ -45,8 +45,8 @@ def shared_bytes(d: int) -> int:
     return 2 * tiles + 4 * m * d + SLOTS * 2 * m * 4 + 8 * (4 * SLOTS + 2)  # dq, statistics, barriers
 
 
-def why_not(c: Any) -> str:
-    """Why the kernels do not take a ``GradientCall`` (an empty string when they do)."""
+def unsupported(c: Any) -> str:
+    """Why the kernels do not take a ``GradientCall`` ("" when they do)."""
     o = c.options
     if c.sm != 90:
         return f"sm_{c.sm}; wgmma and its descriptors are of sm_90"
