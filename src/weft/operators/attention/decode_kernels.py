@@ -1,0 +1,293 @@
+"""Attention of few queries over a long cache of keys and values: split over the keys, parts merged.
+
+The queries of all heads that share a head of the cache are packed as rows of one tile: row r is query r // group of head
+r % group. A program walks a stretch of keys (a part) for one tile of rows and one head of the cache. Where a sequence has several
+parts, each leaves its sum, maximum and weighted values in fp32, and ``combine`` merges them in the order of the keys. Lengths,
+tables and plans are read on the device: a captured launch is right for whatever they hold when it is replayed.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from weft.operators.attention.kernels import LOG2E, base, scores, visible
+from weft.operators.quantization.kernels import decode as decoded
+
+# B batch, H heads of q, G heads of the cache, R rows (queries x heads that share), M rows and N keys of a tile
+
+
+@triton.jit
+def part_of(
+    slot, tile, plan_ptr, lengths_ptr, batches, group, queries, capacity, splits, each, left, right,
+    M: tl.constexpr, N: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, LENGTHS: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Which part of which sequence a slot is: batch, length, number of the part, how many there are, its first key and
+    the one behind its last. A part's number may be beyond the last: it has nothing to do.
+
+    SPLIT says how visible keys are divided: ``evenly`` into at most ``splits`` parts; in ``chunks`` of ``each`` tiles from key 0
+    on, whatever the length; or as a ``plan`` says, which holds B + 1 first slots and the tiles of a part."""
+    if SPLIT == "plan":
+        b, high = tl.cast(0, tl.int32), tl.cast(batches - 1, tl.int32)
+        while b < high:
+            middle = (b + high + 1) // 2
+            reached = tl.load(plan_ptr + middle) <= slot
+            b = tl.where(reached, middle, b)
+            high = tl.where(reached, high, middle - 1)
+        origin = tl.load(plan_ptr + b)
+        parts = tl.load(plan_ptr + b + 1) - origin
+        each = tl.load(plan_ptr + batches + 1)
+    else:
+        b, origin, parts = slot // splits, slot // splits * splits, splits
+    length = tl.cast(capacity, tl.int32)
+    if LENGTHS:
+        length = tl.minimum(tl.maximum(tl.load(lengths_ptr + b), 0), capacity)
+    first = tile * M // group
+    count = (tl.minimum(tile * M + M, queries * group) - 1) // group - first + 1
+    begin, _, _, end = visible(first, count, queries, length, left, right, LEFT, RIGHT, N)
+    part = slot - origin
+    if SPLIT == "chunks":
+        chunk = begin // (each * N)
+        parts = tl.maximum(tl.cdiv(end, each * N) - chunk, 1)
+        start, stop = (chunk + part) * each * N, (chunk + part + 1) * each * N
+        start = tl.maximum(start, begin)
+    else:
+        if SPLIT == "evenly":
+            tiles = tl.cdiv(tl.maximum(end - begin, 0), N)
+            each = tl.maximum(tl.cdiv(tiles, splits), 1)
+            parts = tl.maximum(tl.cdiv(tiles, each), 1)
+        start = begin + part * each * N
+        stop = tl.where(part == parts - 1, end, start + each * N)  # a plan may have been made for shorter sequences
+    return b, length, part, parts, start, tl.minimum(stop, end)
+
+
+@triton.jit
+def read_keys(ptr, at, inside, col_stride, WIDTH: tl.constexpr, COLS: tl.constexpr):
+    """[N, COLS] from the rows of the cache at ``at`` ([N, 1] or a scalar offset); 0 where a key is not ``inside``."""
+    col = tl.arange(0, COLS)[None, :]
+    if WIDTH < COLS:
+        return tl.load(ptr + at + col * col_stride, mask=inside & (col < WIDTH), other=0)
+    else:
+        return tl.load(ptr + at + col * col_stride, mask=inside, other=0)
+
+
+@triton.jit
+def widened(x, like, FORMAT: tl.constexpr):
+    """Codes as the numbers that they encode, in the dtype of ``like``."""
+    if FORMAT == "fp8":
+        return x.to(tl.float8e4nv, bitcast=True).to(like)
+    elif FORMAT == "fp8_by_bits":  # for architectures without conversions of that type
+        return decoded(x, "fp8_e4m3").to(like)
+    else:
+        return x.to(like)
+
+
+@triton.jit
+def finish(
+    o_ptr, lse_ptr, acc, peak, total, sink, v_scale, row, at, lse_at, inside, o_d,
+    DV: tl.constexpr, DV_COLS: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
+):  # fmt: skip
+    """Adds the sink, normalises and writes rows of the output ([ROWS, DV], at ``at``) and their log-sum-exp."""
+    if SINKS:
+        new = tl.maximum(peak, sink)
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        shrink = tl.exp2((peak - safe) * LOG2E)
+        total = total * shrink + tl.exp2((sink - safe) * LOG2E)
+        acc *= shrink[:, None]
+        peak = new
+    total = tl.where(total == 0.0, 1.0, total)
+    y = acc * (v_scale / total)[:, None]
+    col = tl.arange(0, DV_COLS)[None, :]
+    mask = inside[:, None]
+    if DV < DV_COLS:
+        mask = mask & (col < DV)
+    tl.store(o_ptr + at[:, None] + col * o_d, y.to(o_ptr.dtype.element_ty), mask=mask)
+    if LSE:
+        tl.store(lse_ptr + lse_at, peak + tl.log2(total) / LOG2E, mask=inside)
+
+
+@triton.jit
+def row_addresses(b, g, row, groups, group, queries, o_b, o_h, o_s):
+    """Of packed rows: head, offset in the output, offset in the log-sum-exp [B, H, Sq]."""
+    head, query = g * group + row % group, row // group
+    at = tl.cast(b, tl.int64) * o_b + head.to(tl.int64) * o_h + query.to(tl.int64) * o_s
+    lse_at = (tl.cast(b, tl.int64) * (groups * group) + head) * queries + query
+    return head, at, lse_at
+
+
+LENGTHS = ["batches", "groups", "group", "queries", "capacity", "splits", "each", "tiles", "left", "right"]
+
+
+@triton.jit(do_not_specialize=[*LENGTHS, "pages"])
+def attend_part(
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, parts_ptr, lengths_ptr, table_ptr, sinks_ptr, alibi_ptr, k_scale_ptr, v_scale_ptr,
+    plan_ptr,
+    batches, groups, group, queries, capacity, pages, splits, each, tiles, left, right, scale: tl.float32, softcap: tl.float32,
+    q_b, q_h, q_s, q_d, k_b, k_h, k_s, k_d, v_b, v_h, v_s, v_d, o_b, o_h, o_s, o_d, table_b, table_s, alibi_b, alibi_h,
+    k_scale_h, v_scale_h,
+    D: tl.constexpr, DV: tl.constexpr, D_COLS: tl.constexpr, DV_COLS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+    KEPT: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, LENGTHS: tl.constexpr, FORMAT: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    SCALED: tl.constexpr, LSE: tl.constexpr, ACCURATE: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """One part: scores of M rows with its keys, an online softmax over tiles of N. The heads of a cache are neighbours in the
+    grid, since a token's heads may be neighbours in memory. PAGE is the tokens of a page, 0 for a cache in one piece. EARLY lets
+    the launch of ``combine`` begin as soon as all programs run; it waits for their results itself."""
+    if EARLY:
+        gdc_launch_dependents()
+    program = tl.program_id(0)
+    tile, g, slot = program % tiles, program // tiles % groups, program // tiles // groups
+    b, length, part, parts, start, stop = part_of(
+        slot, tile, plan_ptr, lengths_ptr, batches, group, queries, capacity, splits, each, left, right, M, N, LEFT, RIGHT,
+        LENGTHS, SPLIT,
+    )  # fmt: skip
+    if part >= parts:
+        return
+    row = tile * M + tl.arange(0, M)
+    inside = row < queries * group
+    head, o_at, lse_at = row_addresses(b, g, row, groups, group, queries, o_b, o_h, o_s)
+    i = (row // group)[:, None]
+    col = tl.arange(0, D_COLS)[None, :]
+    q_at = tl.cast(b, tl.int64) * q_b + head.to(tl.int64) * q_h + (row // group).to(tl.int64) * q_s
+    mask = inside[:, None]
+    if D < D_COLS:
+        mask = mask & (col < D)
+    q = tl.load(q_ptr + q_at[:, None] + col * q_d, mask=mask, other=0.0)
+    slope = 0.0
+    if ALIBI:
+        slope = tl.load(alibi_ptr + tl.cast(b, tl.int64) * alibi_b + head * alibi_h, mask=inside, other=0.0)
+        slope = slope.to(tl.float32)[:, None]
+    v_scale = 1.0
+    if SCALED:
+        scale *= tl.load(k_scale_ptr + g * k_scale_h)
+        v_scale = tl.load(v_scale_ptr + g * v_scale_h)
+    k_ptr, v_ptr = base(k_ptr, 0, g, 0, 0, k_h, 0), base(v_ptr, 0, g, 0, 0, v_h, 0)
+    table_ptr += tl.cast(b, tl.int64) * table_b
+    if PAGE == 0:
+        k_ptr += tl.cast(b, tl.int64) * k_b
+        v_ptr += tl.cast(b, tl.int64) * v_b
+    acc, total = tl.zeros([M, DV_COLS], tl.float32), tl.zeros([M], tl.float32)
+    peak = tl.full([M], float("-inf"), tl.float32)
+    for n in tl.range(start, stop, N):
+        token = n + tl.arange(0, N)
+        there = token < stop
+        if PAGE == 0:
+            k_at, v_at = tl.cast(n, tl.int64) * k_s, tl.cast(n, tl.int64) * v_s
+            k_rows, v_rows = (k_at + tl.arange(0, N) * k_s)[:, None], (v_at + tl.arange(0, N) * v_s)[:, None]
+        else:
+            if PAGE % N == 0:  # a tile is of one page
+                page = tl.load(table_ptr + n // PAGE * table_s) + tl.zeros([N], tl.int32)
+            else:
+                page = tl.load(table_ptr + token // PAGE * table_s, mask=there, other=-1)
+            there &= (page >= 0) & (page < pages)
+            page = page.to(tl.int64)
+            k_rows = (page * k_b + token % PAGE * k_s)[:, None]
+            v_rows = (page * v_b + token % PAGE * v_s)[:, None]
+        k = widened(read_keys(k_ptr, k_rows, there[:, None], k_d, D, D_COLS), q.dtype, FORMAT)
+        qk = tl.dot(q, tl.trans(k), input_precision="ieee")
+        s, inner, outer = scores(
+            qk, b, g, i, token[None, :], queries, length, left, right, scale, softcap, slope, q_ptr, 0, 0, q_ptr, 0, 0,
+            False, SOFTCAP, ALIBI, False, False, None, None, LEFT, RIGHT, LEFT or RIGHT, False, ACCURATE,
+        )  # fmt: skip
+        s = tl.where(there[None, :], s, float("-inf"))
+        new = tl.maximum(peak, tl.max(s, 1))
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        p = tl.exp2((s - safe[:, None]) * LOG2E)
+        shrink = tl.exp2((peak - safe) * LOG2E)
+        total = total * shrink + tl.sum(p, 1)
+        v = widened(read_keys(v_ptr, v_rows, there[:, None], v_d, DV, DV_COLS), q.dtype, FORMAT)
+        acc = tl.dot(p.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        peak = new
+    if parts == 1:
+        sink = 0.0
+        if SINKS:
+            sink = tl.load(sinks_ptr + head, mask=inside, other=0.0).to(tl.float32)
+        finish(o_ptr, lse_ptr, acc, peak, total, sink, v_scale, row, o_at, lse_at, inside, o_d, DV, DV_COLS, SINKS, LSE)
+    elif SPLIT != "whole":
+        kept = tl.arange(0, M)
+        parts_ptr += program.to(tl.int64) * (KEPT * (DV_COLS + 2))
+        at = parts_ptr + (kept * DV_COLS)[:, None] + tl.arange(0, DV_COLS)[None, :]
+        tl.store(at, acc, mask=(kept < KEPT)[:, None])
+        tl.store(parts_ptr + KEPT * DV_COLS + kept, peak, mask=kept < KEPT)
+        tl.store(parts_ptr + KEPT * (DV_COLS + 1) + kept, total, mask=kept < KEPT)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def combine(
+    o_ptr, lse_ptr, parts_ptr, lengths_ptr, sinks_ptr, v_scale_ptr, plan_ptr,
+    batches, groups, group, queries, capacity, splits, each, tiles, left, right, o_b, o_h, o_s, o_d, v_scale_h,
+    DV: tl.constexpr, DV_COLS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, KEPT: tl.constexpr, SPLIT: tl.constexpr,
+    LENGTHS: tl.constexpr, SINKS: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SCALED: tl.constexpr,
+    LSE: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """A program merges the parts of one row, PARTS at a time, in the order of the keys."""
+    if EARLY:
+        gdc_wait()
+    program = tl.program_id(0)
+    kept, rest = program % KEPT, program // KEPT
+    tile, rest = rest % tiles, rest // tiles
+    g, b = rest % groups, rest // groups
+    row = tile * M + kept
+    first = b * splits
+    if SPLIT == "plan":
+        first = tl.load(plan_ptr + b)
+    _, _, _, parts, _, _ = part_of(
+        first, tile, plan_ptr, lengths_ptr, batches, group, queries, capacity, splits, each, left, right, M, N, LEFT, RIGHT,
+        LENGTHS, SPLIT,
+    )  # fmt: skip
+    if (row >= queries * group) | (parts == 1):
+        return
+    SIZE: tl.constexpr = KEPT * (DV_COLS + 2)
+    parts_ptr += ((tl.cast(first, tl.int64) * groups + g) * tiles + tile) * SIZE
+    step = tl.cast(groups * tiles, tl.int64) * SIZE
+    col = tl.arange(0, DV_COLS)[None, :]
+    acc, total, peak = tl.zeros([DV_COLS], tl.float32), 0.0, float("-inf")
+    for n in tl.range(0, parts, PARTS):
+        part = n + tl.arange(0, PARTS)
+        there = part < parts
+        at = parts_ptr + part * step
+        peaks = tl.load(at + KEPT * DV_COLS + kept, mask=there, other=float("-inf"))
+        totals = tl.load(at + KEPT * (DV_COLS + 1) + kept, mask=there, other=0.0)
+        values = tl.load(at[:, None] + kept * DV_COLS + col, mask=there[:, None], other=0.0)
+        new = tl.maximum(peak, tl.max(peaks, 0))
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        weight = tl.exp2((peaks - safe) * LOG2E)
+        shrink = tl.exp2((peak - safe) * LOG2E)
+        acc = acc * shrink + tl.sum(values * weight[:, None], 0)
+        total = total * shrink + tl.sum(totals * weight, 0)
+        peak = new
+    one = tl.arange(0, 1)
+    row = row + one
+    head, o_at, lse_at = row_addresses(b, g, row, groups, group, queries, o_b, o_h, o_s)
+    sink, v_scale = 0.0, 1.0
+    if SINKS:
+        sink = tl.load(sinks_ptr + head).to(tl.float32)
+    if SCALED:
+        v_scale = tl.load(v_scale_ptr + g * v_scale_h)
+    inside = row >= 0
+    zero = tl.zeros([1], tl.float32)
+    finish(
+        o_ptr, lse_ptr, acc[None, :], zero + peak, zero + total, sink, v_scale, row, o_at, lse_at, inside, o_d, DV, DV_COLS,
+        SINKS, LSE,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["batches", "queries", "capacity", "slots", "left", "right"])
+def divide(
+    lengths_ptr, plan_ptr, batches, queries, capacity, slots, left, right,
+    N: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program: the fewest tiles a part so that all sequences' parts fit ``slots``, and each sequence's first slot."""
+    b = tl.arange(0, BLOCK)
+    length = tl.minimum(tl.maximum(tl.load(lengths_ptr + b, mask=b < batches, other=0), 0), capacity)
+    begin, _, _, end = visible(0, queries, queries, length, left, right, LEFT, RIGHT, N)
+    tiles = tl.where(b < batches, tl.cdiv(tl.maximum(end - begin, 0), N), 0)
+    low, high = tl.cast(1, tl.int32), tl.maximum(tl.max(tiles, 0), 1)
+    while low < high:
+        each = (low + high) // 2
+        fits = tl.sum(tl.where(b < batches, tl.maximum(tl.cdiv(tiles, each), 1), 0), 0) <= slots
+        high = tl.where(fits, each, high)
+        low = tl.where(fits, low, each + 1)
+    parts = tl.where(b < batches, tl.maximum(tl.cdiv(tiles, low), 1), 0)
+    tl.store(plan_ptr + 1 + b, tl.cumsum(parts, 0), mask=b < batches)
+    tl.store(plan_ptr, 0)
+    tl.store(plan_ptr + batches + 1, low)
