@@ -18,7 +18,7 @@ from weft.operators.attention.decode_mistakes import MISTAKES
 from weft.operators.attention.decode_peers import fa3, flashinfer, in_torch
 from weft.operators.attention.decode_points import AXES, OPTIONS, cost, inputs
 from weft.operators.attention.decode_reference import decode
-from weft.operators.call import Choice, guarded
+from weft.operators.call import Choice
 
 NAME = "decode_attention"
 LLAMA = {"H": 32, "S": 1, "D": 128, "kv_heads": 8}  # Llama-3 8B
@@ -107,9 +107,8 @@ decode_attention.implementation("fa3", requires="fa3-fwd", devices=("cuda",))(fa
 
 
 @decode_attention.choice
-@guarded
-def choose(q: Tensor, k: Tensor, v: Tensor, *, checked: bool = False, **named: Any) -> Choice:
-    return choose_of(NAME, q, k, v, checked, named)
+def choose(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Choice:
+    return choose_of(NAME, q, k, v, **named)
 
 
 @decode_attention.function

@@ -71,9 +71,9 @@ class DecodeCall(Call):
     def check(self) -> None:
         name, q, k, v = self.options.operator, self.q, self.k, self.v
         k_name, v_name = ("k_pages", "v_pages") if self.paged else ("k", "v")
-        check_tensor(name, "q", q)
+        check_tensor(name, "q", q, sharded=False)
         for of, t in ((k_name, k), (v_name, v)):
-            check_tensor(name, of, t, (*FLOATS_AND_64, *CODES))
+            check_tensor(name, of, t, (*FLOATS_AND_64, *CODES), sharded=False)
             if t.dtype not in CODES:
                 check_same(name, of, t, "q", q)
             check_device(name, of, t, "q", q)
@@ -98,9 +98,9 @@ class DecodeCall(Call):
         groups = self.k.shape[2 if self.paged else 1]
         floats = tuple(dict.fromkeys((q.dtype, torch.float32)))
         for of, t in self.given.items():
-            ints = of in ("lengths", "page_table", "plan")
-            check_tensor(name, of, t, (torch.int32,) if ints else floats if of != "k_scale" and of != "v_scale"
-                         else (torch.float32,))  # fmt: skip
+            integers, exact = of in ("lengths", "page_table", "plan"), of in ("k_scale", "v_scale")
+            dtypes = (torch.int32,) if integers else (torch.float32,) if exact else floats
+            check_tensor(name, of, t, dtypes, sharded=False)
             check_device(name, of, t, "q", q)
         if (t := self.given.get("lengths")) is not None:
             check_shape(name, "lengths", t, t.shape == (b,) and t.is_contiguous(), f"({b},), a number of keys for each batch")
@@ -170,14 +170,16 @@ def checked_options(
 
 
 def heuristic(sm: int, dtype: torch.dtype, d: int, rows: int) -> Config:
-    """``dtype`` of the cache, rows of a tile. ``programs`` are those that share a multiprocessor."""
+    """``dtype`` of the cache, rows of a tile. ``programs`` are those that share a multiprocessor. Measured on an H200:
+    few large tiles in flight reach the bandwidth of the memory, many small ones do not."""
     if INTERPRETING:
         return {"N": 32, "num_warps": 4, "num_stages": 1, "programs": 2}
     if dtype == torch.float32:
-        return {"N": 32 if d <= 128 else 16, "num_warps": 4, "num_stages": 2, "programs": 2}
+        return {"N": 32 if d <= 64 else 16, "num_warps": 4, "num_stages": 2, "programs": 2}
     much = shared_limit(sm) > 2**17
-    n = 64 if d <= 128 else 32
-    return {"N": n, "num_warps": 4, "num_stages": 3 if much else 2, "programs": 2}
+    n = 128 if much and d <= 128 and rows <= 32 else 64 if d <= 128 or much else 32
+    each = 4 * n * d * dtype.itemsize  # two tiles of k and of v are in flight
+    return {"N": n, "num_warps": 4, "num_stages": 3, "programs": max(1, min(2, shared_limit(sm) // (each + 2**13)))}
 
 
 def candidates(sm: int, dtype: torch.dtype, d: int, rows: int) -> Any:
@@ -236,7 +238,7 @@ class DecodePlan:
 
 def plan_of(c: DecodeCall) -> DecodePlan:
     layout = Layout.of(c)
-    slots = max(layout.room // (c.groups * layout.tiles), c.batches)
+    slots = max(layout.room // (c.groups * layout.tiles), 2 * c.batches)  # of uneven sequences some have several parts
     first = torch.zeros(c.batches + 2, dtype=torch.int32, device=c.q.device)
     left, right = _bounds(c)
     scalars = (c.batches, c.queries, c.capacity, slots, left, right)
@@ -294,7 +296,7 @@ class Decode:
         shared = {
             **widths, "M": layout.M, "N": config["N"], "KEPT": layout.kept, "SPLIT": split, "LENGTHS": "lengths" in given,
             "SINKS": "sinks" in given, "LEFT": o.left is not None, "RIGHT": o.right is not None, "SCALED": "k_scale" in given,
-            "LSE": o.lse,
+            "HALF": self.codes and c.q.dtype != torch.float32, "LSE": o.lse,
         }  # fmt: skip
         early = EARLY and not INTERPRETING and c.sm >= 90  # programmatic dependent launch
         scale = c.d**-0.5 if o.scale is None else o.scale

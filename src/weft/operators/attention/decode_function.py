@@ -14,7 +14,7 @@ from weft.operators.attention.decode_dispatch import (
     checked_options,
     plan_of,
 )
-from weft.operators.call import Choice, cast_for_products, eager
+from weft.operators.call import Choice, cast_for_products, eager, guarded
 from weft.operators.checks import check_flag, check_values
 from weft.operators.launch import Plans
 
@@ -38,7 +38,8 @@ def parts_of(
     return (q, k, v, *given.values()), options
 
 
-def choose(operator: str, q: Tensor, k: Tensor, v: Tensor, checked: bool, named: dict[str, Any]) -> Choice:
+@guarded
+def choose(operator: str, q: Tensor, k: Tensor, v: Tensor, *, checked: bool = False, **named: Any) -> Choice:
     tensors, options = parts_of(operator, q, k, v, **named)
     chosen = DECODE.choose(*tensors, options)
     check_flag(operator, "checked", checked)
@@ -73,7 +74,7 @@ def called(operator: str, reference: Any, q: Tensor, k: Tensor, v: Tensor, check
         if all(isinstance(t, Tensor) for t in tensors) and eager(*tensors, autocast=True):
             if (plan := DECODE.of(tensors, options)) is not None:
                 return plan(*tensors)
-    if choose(operator, q, k, v, checked, named).implementation == "torch":
+    if choose(operator, q, k, v, checked=checked, **named).implementation == "torch":
         return reference(q, k, v, **named)
     return launched(DECODE, operator, q, k, v, **named)
 

@@ -13,6 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from weft.operators.attention.kernels import LOG2E, base, scores, visible
 from weft.operators.quantization.kernels import decode as decoded
 
+UNIT = tl.constexpr(16384.0)
 # B batch, H heads of q, G heads of the cache, R rows (queries x heads that share), M rows and N keys of a tile
 
 
@@ -61,6 +62,17 @@ def part_of(
 
 
 @triton.jit
+def page_of(table_ptr, n, stop, pages, table_s, PAGE: tl.constexpr, N: tl.constexpr):
+    """The page of each key of a tile, -1 where there is none."""
+    if PAGE % N == 0:  # a tile is of one page
+        page = tl.load(table_ptr + n // PAGE * table_s, mask=n < stop, other=-1) + tl.zeros([N], tl.int32)
+    else:
+        token = n + tl.arange(0, N)
+        page = tl.load(table_ptr + token // PAGE * table_s, mask=token < stop, other=-1)
+    return tl.where(page < pages, page, -1)
+
+
+@triton.jit
 def read_keys(ptr, at, inside, col_stride, WIDTH: tl.constexpr, COLS: tl.constexpr):
     """[N, COLS] from the rows of the cache at ``at`` ([N, 1] or a scalar offset); 0 where a key is not ``inside``."""
     col = tl.arange(0, COLS)[None, :]
@@ -79,6 +91,16 @@ def widened(x, like, FORMAT: tl.constexpr):
         return decoded(x, "fp8_e4m3").to(like)
     else:
         return x.to(like)
+
+
+@triton.jit
+def in_halves(q):
+    """q in fp16, whose products with fp8's codes need no conversion beyond fp16: each row over a power of two, [M, 1], that
+    brings its largest element to 1 … 2. Probabilities are then multiplied by UNIT, so that small ones remain."""
+    x = q.to(tl.float32)
+    power = (tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    power = tl.where(power == 0.0, 1.0, power)[:, None]
+    return (x / power).to(tl.float16), power
 
 
 @triton.jit
@@ -127,7 +149,7 @@ def attend_part(
     D: tl.constexpr, DV: tl.constexpr, D_COLS: tl.constexpr, DV_COLS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     KEPT: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, LENGTHS: tl.constexpr, FORMAT: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    SCALED: tl.constexpr, LSE: tl.constexpr, ACCURATE: tl.constexpr, EARLY: tl.constexpr,
+    SCALED: tl.constexpr, HALF: tl.constexpr, LSE: tl.constexpr, ACCURATE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One part: scores of M rows with its keys, an online softmax over tiles of N. The heads of a cache are neighbours in the
     grid, since a token's heads may be neighbours in memory. PAGE is the tokens of a page, 0 for a cache in one piece. EARLY lets
@@ -152,14 +174,17 @@ def attend_part(
     if D < D_COLS:
         mask = mask & (col < D)
     q = tl.load(q_ptr + q_at[:, None] + col * q_d, mask=mask, other=0.0)
+    unit = 1.0
+    if HALF:
+        q, unit = in_halves(q)
     slope = 0.0
     if ALIBI:
         slope = tl.load(alibi_ptr + tl.cast(b, tl.int64) * alibi_b + head * alibi_h, mask=inside, other=0.0)
         slope = slope.to(tl.float32)[:, None]
-    v_scale = 1.0
+    v_scale = 1.0 / UNIT if HALF else 1.0
     if SCALED:
         scale *= tl.load(k_scale_ptr + g * k_scale_h)
-        v_scale = tl.load(v_scale_ptr + g * v_scale_h)
+        v_scale *= tl.load(v_scale_ptr + g * v_scale_h)
     k_ptr, v_ptr = base(k_ptr, 0, g, 0, 0, k_h, 0), base(v_ptr, 0, g, 0, 0, v_h, 0)
     table_ptr += tl.cast(b, tl.int64) * table_b
     if PAGE == 0:
@@ -167,6 +192,9 @@ def attend_part(
         v_ptr += tl.cast(b, tl.int64) * v_b
     acc, total = tl.zeros([M, DV_COLS], tl.float32), tl.zeros([M], tl.float32)
     peak = tl.full([M], float("-inf"), tl.float32)
+    page = tl.zeros([N], tl.int32)
+    if PAGE > 0:
+        page = page_of(table_ptr, start, stop, pages, table_s, PAGE, N)
     for n in tl.range(start, stop, N):
         token = n + tl.arange(0, N)
         there = token < stop
@@ -174,16 +202,13 @@ def attend_part(
             k_at, v_at = tl.cast(n, tl.int64) * k_s, tl.cast(n, tl.int64) * v_s
             k_rows, v_rows = (k_at + tl.arange(0, N) * k_s)[:, None], (v_at + tl.arange(0, N) * v_s)[:, None]
         else:
-            if PAGE % N == 0:  # a tile is of one page
-                page = tl.load(table_ptr + n // PAGE * table_s) + tl.zeros([N], tl.int32)
-            else:
-                page = tl.load(table_ptr + token // PAGE * table_s, mask=there, other=-1)
-            there &= (page >= 0) & (page < pages)
-            page = page.to(tl.int64)
-            k_rows = (page * k_b + token % PAGE * k_s)[:, None]
-            v_rows = (page * v_b + token % PAGE * v_s)[:, None]
+            there &= page >= 0
+            safe = tl.maximum(page, 0).to(tl.int64)
+            k_rows = (safe * k_b + token % PAGE * k_s)[:, None]
+            v_rows = (safe * v_b + token % PAGE * v_s)[:, None]
+            page = page_of(table_ptr, n + N, stop, pages, table_s, PAGE, N)  # one tile ahead: addresses wait for nothing
         k = widened(read_keys(k_ptr, k_rows, there[:, None], k_d, D, D_COLS), q.dtype, FORMAT)
-        qk = tl.dot(q, tl.trans(k), input_precision="ieee")
+        qk = tl.dot(q, tl.trans(k), input_precision="ieee") * unit
         s, inner, outer = scores(
             qk, b, g, i, token[None, :], queries, length, left, right, scale, softcap, slope, q_ptr, 0, 0, q_ptr, 0, 0,
             False, SOFTCAP, ALIBI, False, False, None, None, LEFT, RIGHT, LEFT or RIGHT, False, ACCURATE,
@@ -195,6 +220,8 @@ def attend_part(
         shrink = tl.exp2((peak - safe) * LOG2E)
         total = total * shrink + tl.sum(p, 1)
         v = widened(read_keys(v_ptr, v_rows, there[:, None], v_d, DV, DV_COLS), q.dtype, FORMAT)
+        if HALF:
+            p *= UNIT
         acc = tl.dot(p.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
         peak = new
     if parts == 1:
@@ -217,7 +244,7 @@ def combine(
     batches, groups, group, queries, capacity, splits, each, tiles, left, right, o_b, o_h, o_s, o_d, v_scale_h,
     DV: tl.constexpr, DV_COLS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, KEPT: tl.constexpr, SPLIT: tl.constexpr,
     LENGTHS: tl.constexpr, SINKS: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SCALED: tl.constexpr,
-    LSE: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    HALF: tl.constexpr, LSE: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A program merges the parts of one row, PARTS at a time, in the order of the keys."""
     if EARLY:
@@ -258,11 +285,12 @@ def combine(
     one = tl.arange(0, 1)
     row = row + one
     head, o_at, lse_at = row_addresses(b, g, row, groups, group, queries, o_b, o_h, o_s)
-    sink, v_scale = 0.0, 1.0
+    sink = 0.0
+    v_scale = 1.0 / UNIT if HALF else 1.0
     if SINKS:
         sink = tl.load(sinks_ptr + head).to(tl.float32)
     if SCALED:
-        v_scale = tl.load(v_scale_ptr + g * v_scale_h)
+        v_scale *= tl.load(v_scale_ptr + g * v_scale_h)
     inside = row >= 0
     zero = tl.zeros([1], tl.float32)
     finish(

@@ -66,6 +66,6 @@ def gathered(pages: Tensor, page_table: Tensor) -> Tensor:
     """[P, page, G, D] → [B, G, S, D]; what lies in place of a page that is none is hidden."""
     if not pages.shape[0]:
         return pages.new_zeros((page_table.shape[0], pages.shape[2], page_table.shape[1] * pages.shape[1], pages.shape[3]))
-    bits = pages.view(torch.uint8) if pages.dtype == torch.float8_e4m3fn else pages
-    found = bits[page_table.long().clamp(0, pages.shape[0] - 1)].flatten(1, 2).transpose(1, 2)
-    return found.view(pages.dtype)
+    if pages.dtype == torch.float8_e4m3fn:  # which PyTorch does not index everywhere
+        return gathered(pages.view(torch.uint8), page_table).view(pages.dtype)
+    return pages[page_table.long().clamp(0, pages.shape[0] - 1)].flatten(1, 2).transpose(1, 2)

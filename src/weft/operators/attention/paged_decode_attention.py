@@ -17,7 +17,7 @@ from weft.operators.attention.decode_mistakes import PAGED_MISTAKES
 from weft.operators.attention.decode_peers import paged_fa3, paged_flashinfer, paged_in_torch
 from weft.operators.attention.decode_points import AXES, PAGED_OPTIONS, cost, paged_inputs
 from weft.operators.attention.decode_reference import paged_decode
-from weft.operators.call import Choice, guarded
+from weft.operators.call import Choice
 
 NAME = "paged_decode_attention"
 
@@ -82,11 +82,8 @@ paged_decode_attention.implementation("fa3", requires="fa3-fwd", devices=("cuda"
 
 
 @paged_decode_attention.choice
-@guarded
-def choose(
-    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, *, checked: bool = False, **named: Any
-) -> Choice:  # fmt: skip
-    return choose_of(NAME, q, k_pages, v_pages, checked, {"page_table": page_table, "lengths": lengths, **named})
+def choose(q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, **named: Any) -> Choice:
+    return choose_of(NAME, q, k_pages, v_pages, page_table=page_table, lengths=lengths, **named)
 
 
 @paged_decode_attention.function
@@ -106,9 +103,15 @@ def paged_decode_attention_function(
             hidden, and nothing is read for them: a freed page behind a window may be -1.
         lengths: int32 [B], valid keys of each sequence, taken as 0 … N · page.
         checked: raise ValueError for a length or, within the lengths, a page out of range: waits for the device.
+        All others are those of ``decode_attention``.
 
-    All other arguments, the result and its errors are those of ``decode_attention``. Source: Kwon et al. 2023
-    (arXiv 2309.06180).
+    Returns:
+        As ``decode_attention``.
+
+    Raises:
+        TypeError, ValueError: as ``decode_attention``.
+
+    Source: Kwon et al. 2023 (arXiv 2309.06180).
     """
     named = {
         "page_table": page_table, "lengths": lengths, "causal": causal, "window": window, "scale": scale, "softcap": softcap,
