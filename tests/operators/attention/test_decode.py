@@ -1,7 +1,9 @@
-"""Decoding where what is asked of every operator does not reach: one cache in three forms, plans, bits that do not depend on the
-batch, holes, what is written by an append, captured calls."""
+"""Decoding where what is asked of every operator does not reach: one cache in three forms, plans, bits that do not depend on
+the batch, holes, what is written by an append, captured calls."""
 
 import functools
+import itertools
+import math
 
 import pytest
 import torch
@@ -65,8 +67,11 @@ def test_a_plan_fills_its_slots_evenly():
     lengths = ints(1000, 0, 1, 400, 1000, 33)
     plan = decode_plan(q, k, k, lengths)
     tile, first, each = plan.made_for[-1], plan.first[:-1].tolist(), int(plan.first[-1])
-    parts = [b - a for a, b in zip(first, first[1:], strict=False)]
-    needs = lambda each: [max(-(-(-(-n // tile)) // each), 1) for n in lengths.tolist()]  # noqa: E731
+    parts = [b - a for a, b in itertools.pairwise(first)]
+
+    def needs(each):
+        return [max(math.ceil(math.ceil(n / tile) / each), 1) for n in lengths.tolist()]
+
     assert parts == needs(each) and sum(parts) <= plan.slots < sum(needs(each - 1)) and max(parts) > 1
     plan.update(ints(1, 1, 1, 1, 1, 1))
     assert plan.first.tolist() == [0, 1, 2, 3, 4, 5, 6, 1]
@@ -120,9 +125,7 @@ def test_decoding_token_by_token_is_causal_attention(codes, page):
     for first, last in ((0, 6), (6, 7), (7, 10), (10, 11)):
         lengths += last - first
         new = (x[:, :, first:last] for x in (k, v))
-        turned = ops.append_to_cache(
-            *new, *caches, lengths, table, q=q[:, :, first:last], cos=cos, sin=sin, **scales
-        )
+        turned = ops.append_to_cache(*new, *caches, lengths, table, q=q[:, :, first:last], cos=cos, sin=sin, **scales)
         attend = ops.paged_decode_attention if page else functools.partial(ops.decode_attention)
         where = (table, lengths) if page else ()
         found.append(attend(turned, *caches, *where, **({} if page else {"lengths": lengths}), **scales))
@@ -194,7 +197,7 @@ def x(*shape, dtype=torch.float32):
 
 
 Q, K, PAGES, TABLE, TWO = x(2, 4, 1, 16), x(2, 2, 8, 16), x(5, 4, 2, 16), ints(0, 1, 2, 3).view(2, 2), ints(8, 8)
-NEW, CACHE = x(2, 2, 1, 16), x(2, 2, 8, 16)
+NEW, CACHE, OTHER = x(2, 2, 1, 16), x(2, 2, 8, 16), x(2, 2, 8, 16)
 REFUSED = [
     bad("decode_attention", EITHER, "'q'; list", [1.0], K, K),
     bad("decode_attention", ValueError, "'k'; (3, 2, 8, 16); batch; 2", Q, x(3, 2, 8, 16), x(3, 2, 8, 16)),
@@ -207,16 +210,17 @@ REFUSED = [
     bad("decode_attention", ValueError, "'v_scale'; None; both", Q, K, K, k_scale=x()),
     bad("decode_attention", ValueError, "'k_scale'; (3,); (2,)", Q, K, K, k_scale=x(3), v_scale=x(3)),
     bad("decode_attention", TypeError, "'plan'; 3; DecodePlan", Q, K, K, plan=3),
-    bad("decode_attention", ValueError, "'k'; 576; latent attention; FlashMLA", x(2, 4, 1, 576), x(2, 1, 8, 576), x(2, 1, 8, 512)),
+    bad("decode_attention", ValueError, "'k'; 576; latent attention; FlashMLA", x(2, 4, 1, 576), x(2, 1, 8, 576),
+        x(2, 1, 8, 512)),
     bad("paged_decode_attention", ValueError, "'k_pages'; divides the 4", Q, x(5, 4, 3, 16), x(5, 4, 3, 16), TABLE, TWO),
     bad("paged_decode_attention", ValueError, "'page_table'; (1, 4); 2", Q, PAGES, PAGES, TABLE.view(1, 4), TWO),
-    bad("paged_decode_attention", ValueError, "'page_table'; 5 at (1, 1); 0 … 4", Q, PAGES, PAGES, ints(0, 1, 2, 5).view(2, 2), TWO,
-        checked=True),
+    bad("paged_decode_attention", ValueError, "'page_table'; 5 at (1, 1); 0 … 4", Q, PAGES, PAGES, ints(0, 1, 2, 5).view(2, 2),
+        TWO, checked=True),
     bad("append_to_cache", ValueError, "'k_cache'; (2, 3, 8, 16); [B, G, S, D]", NEW, NEW, x(2, 3, 8, 16), x(2, 3, 8, 16), TWO),
     bad("append_to_cache", ValueError, "'k_cache'; separate memory", NEW, NEW, x(1, 2, 8, 16).expand(2, 2, 8, 16), CACHE, TWO),
-    bad("append_to_cache", ValueError, "'cos'; (4, 8); 8 positions", NEW, NEW, CACHE, CACHE.clone(), TWO, cos=x(4, 8), sin=x(4, 8)),
-    bad("append_to_cache", ValueError, "'k_scale'; float32; no codes", NEW, NEW, CACHE, CACHE.clone(), TWO, k_scale=x(), v_scale=x()),
-    bad("append_to_cache", ValueError, "'k'; gradient; detach", x(2, 2, 1, 16).requires_grad_(), NEW, CACHE, CACHE.clone(), TWO),
+    bad("append_to_cache", ValueError, "'cos'; (4, 8); 8 positions", NEW, NEW, CACHE, OTHER, TWO, cos=x(4, 8), sin=x(4, 8)),
+    bad("append_to_cache", ValueError, "'k_scale'; float32; no codes", NEW, NEW, CACHE, OTHER, TWO, k_scale=x(), v_scale=x()),
+    bad("append_to_cache", ValueError, "'k'; gradient; detach", x(2, 2, 1, 16).requires_grad_(), NEW, CACHE, OTHER, TWO),
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from weft.operators.attention import append_kernels
 from weft.operators.attention.decode_dispatch import CODES
 from weft.operators.attention.dispatch import result_like
-from weft.operators.checks import check_device, check_flag, check_places, check_same, check_shape, check_tensor
+from weft.operators.checks import check_device, check_places, check_same, check_shape, check_tensor
 from weft.operators.configs import bucket
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan, target_sm
@@ -49,25 +49,39 @@ class AppendCall(Call):
         check_tensor(NAME, "v", v, sharded=False)
         check_same(NAME, "v", v, "k", k)
         check_shape(NAME, "k", k, k.ndim == 4, "[B, G, T, D]")
-        check_shape(NAME, "v", v, v.ndim == 4 and v.shape[:3] == k.shape[:3], f"that of 'k', {tuple(k.shape)}, the head dim apart")
+        check_shape(
+            NAME,
+            "v",
+            v,
+            v.ndim == 4 and v.shape[:3] == k.shape[:3],
+            f"that of 'k', {tuple(k.shape)}, the head dim apart",
+        )
         for name, cache, new in (("k_cache", k_cache, k), ("v_cache", v_cache, v)):
             check_tensor(NAME, name, cache, (k.dtype, *CODES), sharded=False)
             check_device(NAME, name, cache, "k", k)
             form = "[P, page, G, D] (there is a page_table)" if self.paged else "[B, G, S, D]"
-            fits = cache.ndim == 4 and cache.shape[3] == new.shape[3] and cache.shape[2 if self.paged else 1] == new.shape[1]
+            fits = (
+                cache.ndim == 4
+                and cache.shape[3] == new.shape[3]
+                and cache.shape[2 if self.paged else 1] == new.shape[1]
+            )
             fits = fits and (self.paged or cache.shape[0] == new.shape[0])
             check_shape(NAME, name, cache, fits, f"{form} with the sizes of '{name[0]}', {tuple(new.shape)}")
             check_places(NAME, name, cache, "it is written in place")
         check_same(NAME, "v_cache", v_cache, "k_cache", k_cache)
         check_shape(NAME, "v_cache", v_cache, v_cache.shape[:3] == k_cache.shape[:3],
                     f"that of 'k_cache', {tuple(k_cache.shape)}, the head dim apart")  # fmt: skip
-        b = k.shape[0]
-        for name, t, fits in (("lengths", self.lengths, lambda t: t.shape == (b,) and t.is_contiguous()),
-                              ("page_table", self.given.get("page_table"), lambda t: t.ndim == 2 and t.shape[0] == b)):  # fmt: skip
+        b, table = k.shape[0], self.given.get("page_table")
+        for name, t in (("lengths", self.lengths), ("page_table", table)):
             if t is not None:
                 check_tensor(NAME, name, t, (torch.int32,), sharded=False)
                 check_device(NAME, name, t, "k", k)
-                check_shape(NAME, name, t, fits(t), f"({b},)" if name == "lengths" else f"({b}, pages of a sequence)")
+        lengths = self.lengths
+        check_shape(NAME, "lengths", lengths, lengths.shape == (b,) and lengths.is_contiguous(), f"({b},)")
+        if table is not None:
+            check_shape(
+                NAME, "page_table", table, table.ndim == 2 and table.shape[0] == b, f"({b}, pages of a sequence)"
+            )
         for name, other in PAIRS:
             if name in self.given and other not in self.given:
                 raise ValueError(f"{NAME}: argument '{other}' is None beside '{name}'; expected both, or neither")
@@ -81,28 +95,37 @@ class AppendCall(Call):
             fits = q.ndim == 4 and (q.shape[0], q.shape[2], q.shape[3]) == (b, tokens, d)
             check_shape(NAME, "q", q, fits, f"[B, H, T, D] with B, T and D of 'k', {tuple(k.shape)}")
             if "cos" not in given:
-                raise ValueError(f"{NAME}: argument 'cos' is None beside 'q'; expected tables to rotate it by, or no 'q'")
+                raise ValueError(
+                    f"{NAME}: argument 'cos' is None beside 'q'; expected tables to rotate it by, or no 'q'"
+                )
         for name in ("cos", "sin"):
             if (t := given.get(name)) is not None:
                 check_tensor(NAME, name, t, tuple(dict.fromkeys((k.dtype, torch.float32))), sharded=False)
                 check_device(NAME, name, t, "k", k)
                 fits = t.ndim == 2 and t.shape == given["cos"].shape and t.shape[0] >= self.capacity
-                fits = fits and (0 < 2 * t.shape[1] <= d or (t.shape[1] <= d and t.shape[1] % 2 == 0 and not self.options.interleaved))
+                fits = fits and (
+                    0 < 2 * t.shape[1] <= d
+                    or (t.shape[1] <= d and t.shape[1] % 2 == 0 and not self.options.interleaved)
+                )
                 check_shape(NAME, name, t, fits,
-                            f"[positions, R/2], both tables alike, with at least {self.capacity} positions and R <= {d}")  # fmt: skip
+                            f"[positions, R/2], both alike, with at least {self.capacity} positions and R <= {d}")  # fmt: skip
                 given[name] = narrowed(t, d)
         for name in ("k_scale", "v_scale"):
             if (t := given.get(name)) is not None:
                 check_tensor(NAME, name, t, (torch.float32,), sharded=False)
                 check_device(NAME, name, t, "k", k)
-                check_shape(NAME, name, t, t.shape in ((), (groups,)), f"() or ({groups},), one for each head of the cache")
+                check_shape(
+                    NAME, name, t, t.shape in ((), (groups,)), f"() or ({groups},), one for each head of the cache"
+                )
                 if self.k_cache.dtype not in CODES:
-                    raise ValueError(f"{NAME}: argument '{name}' beside a cache of {k.dtype}; expected None: it holds no codes")
+                    raise ValueError(
+                        f"{NAME}: argument '{name}' beside a cache of {k.dtype}; expected None: it holds no codes"
+                    )
         for name, t in (("k", k), ("v", self.v), ("q", given.get("q"))):
             if t is not None and t.requires_grad and torch.is_grad_enabled():
                 raise ValueError(
-                    f"{NAME}: argument '{name}' requires a gradient, which a cache does not keep; expected '{name}'.detach(), or a "
-                    "call under torch.no_grad()"
+                    f"{NAME}: argument '{name}' requires a gradient, which a cache does not keep; expected '{name}'.detach(), "
+                    "or a call under torch.no_grad()"
                 )
 
     @property
@@ -125,7 +148,16 @@ class Append:
         table = given["page_table"].stride() if c.paged else (0, 0)
         angles = tuple(n for name in ("cos", "sin") for n in (given[name].stride() if name in given else (0, 0)))
         scales = tuple(given[n].stride(0) if n in given and given[n].ndim else 0 for n in ("k_scale", "v_scale"))
-        strides = (*c.k.stride(), *c.v.stride(), *c.k_cache.stride(), *c.v_cache.stride(), *of_q, *table, *angles, *scales)
+        strides = (
+            *c.k.stride(),
+            *c.v.stride(),
+            *c.k_cache.stride(),
+            *c.v_cache.stride(),
+            *of_q,
+            *table,
+            *angles,
+            *scales,
+        )
         constants = {
             "D": d, "DV": dv, "D_COLS": bucket(d), "DV_COLS": bucket(dv), "ROWS": rows,
             "R": 2 * given["cos"].shape[1] if "cos" in given else 0, "INTERLEAVED": c.options.interleaved, "PAGE": c.page,
@@ -134,7 +166,9 @@ class Append:
         }  # fmt: skip
         self.plan = Plan(append_kernels.append, (b * tokens, q_blocks + 2 * blocks), (*sizes, *strides), constants, 4)
 
-    def __call__(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, *tensors: Tensor) -> Tensor | None:
+    def __call__(
+        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, *tensors: Tensor
+    ) -> Tensor | None:
         given = dict(zip(self.names, tensors, strict=True))
         q = given.get("q")
         out = None if q is None else result_like(q, q.shape[3])
@@ -151,5 +185,10 @@ APPEND = Dispatch(
     ON_CPU,
     TRACED,
     EMPTY,
-    Route("triton", lambda c: True, "tokens are rotated, quantised and written in one launch, whatever the strides", Append),
+    Route(
+        "triton",
+        lambda c: True,
+        "tokens are rotated, quantised and written in one launch, whatever the strides",
+        Append,
+    ),
 )

@@ -47,7 +47,8 @@ def put(
 
 @triton.jit(do_not_specialize=["tokens", "q_heads", "heads", "capacity", "pages", "q_blocks", "blocks"])
 def append(
-    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, q_ptr, q_out_ptr, lengths_ptr, table_ptr, cos_ptr, sin_ptr, k_scale_ptr, v_scale_ptr,
+    k_ptr, v_ptr, k_cache_ptr, v_cache_ptr, q_ptr, q_out_ptr, lengths_ptr, table_ptr, cos_ptr, sin_ptr, k_scale_ptr,
+    v_scale_ptr,
     tokens, q_heads, heads, capacity, pages, q_blocks, blocks,
     k_b, k_h, k_t, k_d, v_b, v_h, v_t, v_d, kc_b, kc_h, kc_s, kc_d, vc_b, vc_h, vc_s, vc_d, q_b, q_h, q_t, q_d,
     qo_b, qo_h, qo_t, qo_d, table_b, table_s, cos_s, cos_d, sin_s, sin_d, k_scale_h, v_scale_h,

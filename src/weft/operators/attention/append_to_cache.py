@@ -37,9 +37,10 @@ def reference(
     new, values = k.to(dtype).transpose(1, 2), v.to(dtype).transpose(1, 2)  # [B, S, G, D]
     turned = q
     if cos is not None and sin is not None and capacity:
-        tables = (narrowed(t, k.shape[3])[position.clamp(0, capacity - 1)] for t in (cos, sin))
+        at = position.clamp(0, capacity - 1)
+        cos, sin = (narrowed(t, k.shape[3])[at] for t in (cos, sin))
         wide = new if q is None else q.to(dtype).transpose(1, 2)
-        wide, new = rotate(wide, new, *tables, interleaved)
+        wide, new = rotate(wide, new, cos, sin, interleaved)
         turned = None if q is None else wide.transpose(1, 2).to(q.dtype)
     outer, row = torch.arange(k.shape[0], device=k.device)[:, None].expand_as(position), position
     if page_table is not None and capacity:
@@ -93,11 +94,13 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     call["q"] = new(w.option("heads"), d) if w.option("heads") else None
     for name in ("cos", "sin"):
         columns = min(w.option("rotary", 0), d) // 2
-        call[name] = random_tensor(g, (max(t, each * page) + 1, columns), "fp32", device).clamp(-1, 1) if columns else None
+        call[name] = (
+            random_tensor(g, (max(t, each * page) + 1, columns), "fp32", device).clamp(-1, 1) if columns else None
+        )
     call["interleaved"] = w.option("interleaved", False)
     for name in ("k_scale", "v_scale"):
-        shape = (groups,) if w.option("scales") == "heads" else (1,)
-        scale = random_tensor(g, shape, "fp32", device).abs() / 40 + 0.01 if w.option("scales") else None
+        sizes = (groups,) if w.option("scales") == "heads" else (1,)
+        scale = random_tensor(g, sizes, "fp32", device).abs() / 40 + 0.01 if w.option("scales") else None
         call[name] = scale if scale is None or w.option("scales") == "heads" else scale[0].clone()
     return call
 
@@ -123,7 +126,11 @@ def _shifted(by: int) -> Any:
 def _first_token_alone(**a: Any) -> Any:
     first = {n: a[n][:, :, :1] for n in ("k", "v")}
     out = reference(**{**a, **first, "lengths": a["lengths"] - a["k"].shape[2] + 1, "q": None})
-    return out if a["q"] is None else reference(**{**a, **{n: torch.empty_like(a[n]).copy_(a[n]) for n in ("k_cache", "v_cache")}})
+    return (
+        out
+        if a["q"] is None
+        else reference(**{**a, **{n: torch.empty_like(a[n]).copy_(a[n]) for n in ("k_cache", "v_cache")}})
+    )
 
 
 def _without(*names: str) -> Any:
@@ -140,7 +147,7 @@ def _pairs_changed(**a: Any) -> Any:
 
 append_to_cache = Operator(
     name=NAME,
-    axes={"B": "batches", "G": "heads of the cache", "S": "new tokens", "T": "tokens that the cache has room for", "D": "head dim"},
+    axes={"B": "batches", "G": "heads of the cache", "S": "new tokens", "T": "tokens that a cache has room for", "D": "head dim"},
     inputs=inputs,
     reference=reference,
     cost=cost,
@@ -162,7 +169,8 @@ append_to_cache = Operator(
         "verify": [
             workload(B=1, G=1, S=1, T=1, D=16),
             workload(B=3, G=2, S=1, T=9, D=16, lengths="half", rotary=16, heads=4),
-            workload(B=5, G=2, S=3, T=11, D=24, dv=40, lengths="uneven", rotary=20, interleaved=True, heads=6, layout="transposed"),
+            workload(B=5, G=2, S=3, T=11, D=24, dv=40, lengths="uneven", rotary=20, interleaved=True, heads=6,
+                     layout="transposed"),
             workload(B=5, G=3, S=2, T=20, D=16, lengths="uneven", page=4, holes=True),
             workload(B=2, G=2, S=4, T=20, D=32, lengths="half", page=1, rotary=32, heads=4),
             workload(B=3, G=10, S=2, T=40, D=16, lengths="half", page=16, cache="fp8", scales="heads", rotary=8),
@@ -232,8 +240,8 @@ def append_to_cache_triton(*call: Any, **named: Any) -> Tensor | None:
 
 def _with_tables(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, ...]:
     """The tensors as the launch takes them: tables of one column for each pair."""
-    return tuple(narrowed(t, tensors[0].shape[3]) if n in ("cos", "sin") else t
-                 for n, t in zip(("k", "v", "k_cache", "v_cache", "lengths", *options.names), tensors, strict=True))  # fmt: skip
+    d, given = tensors[0].shape[3], zip(options.names, tensors[5:], strict=True)
+    return (*tensors[:5], *(narrowed(t, d) if name in ("cos", "sin") else t for name, t in given))
 
 
 peers.register(append_to_cache, reference)
@@ -283,10 +291,10 @@ def append_to_cache_function(
     }  # fmt: skip
     call = (k, v, k_cache, v_cache, lengths, page_table)
     tensors, options = parts_of(*call, **named)
-    if all(isinstance(t, Tensor) for t in tensors) and eager(*tensors, autocast=True):
-        if (plan := APPEND.of(tensors, options)) is not None:
-            out: Tensor | None = plan(*_with_tables(tensors, options))
-            return out
+    ready = all(isinstance(t, Tensor) for t in tensors) and eager(*tensors, autocast=True)
+    if ready and (plan := APPEND.of(tensors, options)) is not None:
+        out: Tensor | None = plan(*_with_tables(tensors, options))
+        return out
     if choose(*call, **named).implementation == "torch":
         return reference(*call, **named)
     return append_to_cache_triton(*call, **named)

@@ -1,12 +1,11 @@
 """``decode_attention(q, k, v, lengths=…)``: attention of a sequence's newest queries over its cache of keys and values.
 
-Reads the valid keys and values once, whatever number of heads shares them, and writes the output. Each element of the cache meets
-a few queries: reading it is the limit.
+Reads the valid keys and values once, whatever number of heads shares them, and writes the output. Each element of the cache
+meets a few queries: reading it is the limit.
 """
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from weft.definition import Operator, Tolerance, workload
@@ -140,8 +139,8 @@ def decode_attention_function(
         checked: raise ValueError for a length out of range: waits for the device.
 
     Returns:
-        [B, H, Sq, Dv] of q's dtype, in the order that q lies in. The same bits every time; sums are in fp32. Nothing waits for the
-        device: captured in a CUDA graph, the call follows the lengths of each replay.
+        [B, H, Sq, Dv] of q's dtype, in the order that q lies in. The same bits every time; sums are in fp32. Nothing waits for
+        the device: captured in a CUDA graph, the call follows the lengths of each replay.
 
     Raises:
         TypeError: tensors of other dtypes, options of other types.

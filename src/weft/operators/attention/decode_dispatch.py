@@ -9,11 +9,11 @@ import triton
 from torch import Tensor
 
 from weft.operators.attention import decode_kernels as kernels
-from weft.operators.attention.dispatch import result_like, spans_too_much
 from weft.operators.attention.dispatch import options as attention_options
+from weft.operators.attention.dispatch import result_like, spans_too_much
 from weft.operators.call import FLOATS_AND_64
 from weft.operators.checks import check_device, check_flag, check_same, check_shape, check_tensor, check_value
-from weft.operators.configs import Config, Configurations, bucket, constants_of, grid_of
+from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors, target_sm
@@ -103,7 +103,9 @@ class DecodeCall(Call):
             check_tensor(name, of, t, dtypes, sharded=False)
             check_device(name, of, t, "q", q)
         if (t := self.given.get("lengths")) is not None:
-            check_shape(name, "lengths", t, t.shape == (b,) and t.is_contiguous(), f"({b},), a number of keys for each batch")
+            check_shape(
+                name, "lengths", t, t.shape == (b,) and t.is_contiguous(), f"({b},), a number of keys for each batch"
+            )
         if (t := self.given.get("page_table")) is not None:
             check_shape(name, "page_table", t, t.ndim == 2 and t.shape[0] == b, f"({b}, pages of a sequence)")
             check_shape(name, "k_pages", self.k, self.k.shape[1] > 0, "pages of at least one token")
@@ -161,7 +163,9 @@ def checked_options(
         raise type(error)(str(error).replace("attention: ", f"{operator}: ", 1)) from None
     check_flag(operator, "batch_invariant", invariant)
     check_flag(operator, "return_lse", lse)
-    check_value(operator, "plan", plan, plan is None or isinstance(plan, DecodePlan), "a DecodePlan, or None", TypeError)
+    check_value(
+        operator, "plan", plan, plan is None or isinstance(plan, DecodePlan), "a DecodePlan, or None", TypeError
+    )
     slots, planned = (0, ()) if plan is None else (plan.slots, plan.made_for)
     return Options(operator, names, o.left, o.right, o.scale, o.softcap, invariant, lse, slots, planned)
 
@@ -272,8 +276,8 @@ class Decode:
         if "plan" in given:
             if o.planned != made_for(c, layout):
                 raise ValueError(
-                    f"{o.operator}: argument 'plan' was made for (batch, heads of the cache, rows, tile) {o.planned} and the call "
-                    f"has {made_for(c, layout)}; expected a plan made of such a call"
+                    f"{o.operator}: argument 'plan' was made for (batch, heads of the cache, rows, tile) {o.planned} and the "
+                    f"call has {made_for(c, layout)}; expected a plan made of such a call"
                 )
             split, slots, splits = "plan", o.slots, 1
         elif o.invariant:
@@ -311,7 +315,12 @@ class Decode:
         self.combine = None
         if self.parts:
             most = slots if split == "plan" else splits
-            constants = {**shared, "PARTS": min(bucket(most), 64), "EARLY": early, **({"launch_pdl": True} if early else {})}
+            constants = {
+                **shared,
+                "PARTS": min(bucket(most), 64),
+                "EARLY": early,
+                **({"launch_pdl": True} if early else {}),
+            }
             grid = (c.batches * c.groups * layout.tiles * layout.kept,)
             self.combine = Plan(kernels.combine, grid, (*sizes, *divided, *result, of_scales[1]), constants, 4, 1)
 

@@ -32,9 +32,7 @@ def parts_of(
     first = plan.first if isinstance(plan, DecodePlan) else None
     every = zip(OPTIONAL, (lengths, page_table, sinks, alibi, k_scale, v_scale, first), strict=True)
     given = {name: t for name, t in every if t is not None}
-    options = checked_options(
-        operator, tuple(given), causal, window, scale, softcap, batch_invariant, return_lse, plan
-    )
+    options = checked_options(operator, tuple(given), causal, window, scale, softcap, batch_invariant, return_lse, plan)
     return (q, k, v, *given.values()), options
 
 
@@ -54,11 +52,15 @@ def check_contents(operator: str, k: Tensor, given: dict[str, Tensor]) -> None:
     capacity = k.shape[2] if table is None else table.shape[1] * k.shape[1]
     if lengths is not None:
         wrong = lambda t: (t < 0) | (t > capacity)  # noqa: E731
-        check_values(operator, "lengths", lengths, wrong, flag="checked", expected=f"0 … {capacity}, what there is room for")
+        check_values(
+            operator, "lengths", lengths, wrong, flag="checked", expected=f"0 … {capacity}, what there is room for"
+        )
     if table is not None and lengths is not None:
         pages, start = k.shape[0], torch.arange(table.shape[1], device=table.device) * k.shape[1]
         wrong = lambda t: ((t < 0) | (t >= pages)) & (start < lengths[:, None])  # noqa: E731
-        check_values(operator, "page_table", table, wrong, flag="checked", expected=f"0 … {pages - 1} within the lengths")
+        check_values(
+            operator, "page_table", table, wrong, flag="checked", expected=f"0 … {pages - 1} within the lengths"
+        )
 
 
 def launched(plans: Plans, operator: str, q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
@@ -69,11 +71,10 @@ def launched(plans: Plans, operator: str, q: Tensor, k: Tensor, v: Tensor, **nam
 def called(operator: str, reference: Any, q: Tensor, k: Tensor, v: Tensor, checked: bool, named: dict[str, Any]) -> Any:
     """The public function: the table's kernel, or ``reference(q, k, v, **named)``."""
     q, k, v = cast_for_products(q, k, v)
-    if checked is False and isinstance(q, Tensor) and isinstance(k, Tensor) and isinstance(v, Tensor):
-        tensors, options = parts_of(operator, q, k, v, **named)
-        if all(isinstance(t, Tensor) for t in tensors) and eager(*tensors, autocast=True):
-            if (plan := DECODE.of(tensors, options)) is not None:
-                return plan(*tensors)
+    tensors, options = parts_of(operator, q, k, v, **named)
+    ready = checked is False and all(isinstance(t, Tensor) for t in tensors) and eager(*tensors, autocast=True)
+    if ready and (plan := DECODE.of(tensors, options)) is not None:
+        return plan(*tensors)
     if choose(operator, q, k, v, checked=checked, **named).implementation == "torch":
         return reference(q, k, v, **named)
     return launched(DECODE, operator, q, k, v, **named)

@@ -1,8 +1,8 @@
 """Attention of few queries over a long cache of keys and values: split over the keys, parts merged.
 
 The queries of all heads that share a head of the cache are packed as rows of one tile: row r is query r // group of head
-r % group. A program walks a stretch of keys (a part) for one tile of rows and one head of the cache. Where a sequence has several
-parts, each leaves its sum, maximum and weighted values in fp32, and ``combine`` merges them in the order of the keys. Lengths,
+r % group. A program walks a stretch of keys (a part) for one tile of rows and one head of the cache. Where a sequence has
+several parts, each leaves its sum, maximum and weighted values in fp32, and ``combine`` merges them in the order of the keys. Lengths,
 tables and plans are read on the device: a captured launch is right for whatever they hold when it is replayed.
 """
 
@@ -25,8 +25,8 @@ def part_of(
     """Which part of which sequence a slot is: batch, length, number of the part, how many there are, its first key and
     the one behind its last. A part's number may be beyond the last: it has nothing to do.
 
-    SPLIT says how visible keys are divided: ``evenly`` into at most ``splits`` parts; in ``chunks`` of ``each`` tiles from key 0
-    on, whatever the length; or as a ``plan`` says, which holds B + 1 first slots and the tiles of a part."""
+    SPLIT says how visible keys are divided: not at all (``whole``); ``evenly`` into at most ``splits`` parts; in ``chunks`` of
+    ``each`` tiles from key 0 on, whatever the length; or as a ``plan`` says, which holds B + 1 first slots and the tiles of a part."""
     if SPLIT == "plan":
         b, high = tl.cast(0, tl.int32), tl.cast(batches - 1, tl.int32)
         while b < high:
@@ -152,8 +152,8 @@ def attend_part(
     SCALED: tl.constexpr, HALF: tl.constexpr, LSE: tl.constexpr, ACCURATE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One part: scores of M rows with its keys, an online softmax over tiles of N. The heads of a cache are neighbours in the
-    grid, since a token's heads may be neighbours in memory. PAGE is the tokens of a page, 0 for a cache in one piece. EARLY lets
-    the launch of ``combine`` begin as soon as all programs run; it waits for their results itself."""
+    grid, since a token's heads may be neighbours in memory. PAGE is the tokens of a page, 0 for a cache in one piece. EARLY
+    lets the launch of ``combine`` begin as soon as all programs run; it waits for their results itself."""
     if EARLY:
         gdc_launch_dependents()
     program = tl.program_id(0)
@@ -206,10 +206,12 @@ def attend_part(
             safe = tl.maximum(page, 0).to(tl.int64)
             k_rows = (safe * k_b + token % PAGE * k_s)[:, None]
             v_rows = (safe * v_b + token % PAGE * v_s)[:, None]
-            page = page_of(table_ptr, n + N, stop, pages, table_s, PAGE, N)  # one tile ahead: addresses wait for nothing
+            page = page_of(
+                table_ptr, n + N, stop, pages, table_s, PAGE, N
+            )  # one tile ahead: addresses wait for nothing
         k = widened(read_keys(k_ptr, k_rows, there[:, None], k_d, D, D_COLS), q.dtype, FORMAT)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee") * unit
-        s, inner, outer = scores(
+        s, _inner, _outer = scores(
             qk, b, g, i, token[None, :], queries, length, left, right, scale, softcap, slope, q_ptr, 0, 0, q_ptr, 0, 0,
             False, SOFTCAP, ALIBI, False, False, None, None, LEFT, RIGHT, LEFT or RIGHT, False, ACCURATE,
         )  # fmt: skip

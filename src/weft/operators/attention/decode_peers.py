@@ -30,7 +30,9 @@ def in_torch(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
     return F.scaled_dot_product_attention(q, k, v, mask, scale=named.get("scale"), enable_gqa=q.shape[1] != k.shape[1])
 
 
-def paged_in_torch(q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, **named: Any) -> Any:
+def paged_in_torch(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, **named: Any
+) -> Any:
     """Gathers the pages, as is done without a kernel for them."""
     if q.device.type == "meta":
         return paged_decode(q, k_pages, v_pages, page_table, lengths, **named)
@@ -71,8 +73,7 @@ def _fa3(q: Tensor, k: Tensor, v: Tensor, page_table: Tensor | None, named: dict
 
 
 def flashinfer(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
-    """FlashInfer's decoding wrapper. It has no caches in one piece but of one sequence: those are taken for pages of 64 tokens (its
-    kernel for one sequence is another)."""
+    """FlashInfer's decoding wrapper, which takes pages: a cache in one piece is pages of 64 tokens."""
     if k.shape[2] % 64 or not k.transpose(1, 2).is_contiguous():
         raise Declined("FlashInfer takes a cache as pages: [B, S, G, D] with 64 | S")
     pages = tuple(t.transpose(1, 2).view(-1, 64, t.shape[1], t.shape[3]) for t in (k, v))
@@ -80,10 +81,12 @@ def flashinfer(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
     lengths = named.pop("lengths", None)
     if lengths is None:
         lengths = torch.full((q.shape[0],), k.shape[2], dtype=torch.int32, device=q.device)
-    return paged_flashinfer(q, *pages, table, lengths, **named)
+    return paged_flashinfer(q, pages[0], pages[1], table, lengths, **named)
 
 
-def paged_flashinfer(q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, **named: Any) -> Any:
+def paged_flashinfer(
+    q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor, **named: Any
+) -> Any:
     asked = _plain(named, {"scale", "softcap"})
     if q.shape[2] != 1 or q.dtype == torch.float32 or k_pages.dtype != q.dtype:
         raise Declined("here FlashInfer takes one query and caches of 16-bit floats")

@@ -15,7 +15,13 @@ from weft.operators.random_inputs import random_tensor
 # B batch, H heads of q, G heads of the cache, S queries, T keys that the cache has room for, D and Dv head dims
 
 CACHES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
-AXES = {"B": "batches", "H": "heads of q", "S": "queries of a sequence", "T": "keys that the cache has room for", "D": "head dim"}
+AXES = {
+    "B": "batches",
+    "H": "heads of q",
+    "S": "queries of a sequence",
+    "T": "keys that the cache has room for",
+    "D": "head dim",
+}
 OPTIONS = {
     "layout": VIEWS,
     "kv_heads": range(1, 2**16),
@@ -47,8 +53,8 @@ def lengths_of(w: Workload) -> list[int]:
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    """q [B, H, S, D], k [B, G, T, D], v [B, G, T, Dv]; behind a length is NaN. Numbers that are no integers are given in per cent
-    (``scale``, ``softcap``); ``times`` multiplies q."""
+    """q [B, H, S, D], k [B, G, T, D], v [B, G, T, Dv]; behind a length is NaN. Numbers that are no integers are given in per
+    cent (``scale``, ``softcap``); ``times`` multiplies q."""
     (b, t), groups = (w[a] for a in "BT"), w.option("kv_heads", w["H"])
     call: dict[str, Any] = {"q": _queries(w, g, device)}
     for name, width in (("k", w["D"]), ("v", w.option("dv", w["D"]))):
@@ -68,8 +74,8 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
 
 
 def paged_inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    """q as above; pages of ``page`` tokens in random order, some of no sequence. With ``holes`` every third page of a sequence is
-    none, -1 or beyond the last."""
+    """q as above; pages of ``page`` tokens in random order, some of no sequence. With ``holes`` every third page of a sequence
+    is none, -1 or beyond the last."""
     page, groups = w.option("page", 16), w.option("kv_heads", w["H"])
     each = -(-w["T"] // page)
     count = w["B"] * each + 3

@@ -22,9 +22,7 @@ def decode(
     k, v = dequantized(k, k_scale, dtype), dequantized(v, v_scale, dtype)
     v = v.masked_fill(~seen.any(2).unsqueeze(-1), 0.0)  # behind a sequence's end memory may hold anything
     bias = None if alibi is None else -alibi.to(dtype)[..., None, None] * distance.abs()
-    return reference(
-        q, k, v, scale=scale, softcap=softcap, sinks=sinks, mask=seen, bias=bias, return_lse=return_lse
-    )
+    return reference(q, k, v, scale=scale, softcap=softcap, sinks=sinks, mask=seen, bias=bias, return_lse=return_lse)
 
 
 def positions(
@@ -65,7 +63,9 @@ def known(page_table: Tensor, pages: int) -> Tensor:
 def gathered(pages: Tensor, page_table: Tensor) -> Tensor:
     """[P, page, G, D] → [B, G, S, D]; what lies in place of a page that is none is hidden."""
     if not pages.shape[0]:
-        return pages.new_zeros((page_table.shape[0], pages.shape[2], page_table.shape[1] * pages.shape[1], pages.shape[3]))
+        return pages.new_zeros(
+            (page_table.shape[0], pages.shape[2], page_table.shape[1] * pages.shape[1], pages.shape[3])
+        )
     if pages.dtype == torch.float8_e4m3fn:  # which PyTorch does not index everywhere
         return gathered(pages.view(torch.uint8), page_table).view(pages.dtype)
     return pages[page_table.long().clamp(0, pages.shape[0] - 1)].flatten(1, 2).transpose(1, 2)

@@ -70,7 +70,6 @@ paged_decode_attention = Operator(
 )  # fmt: skip
 
 
-
 @paged_decode_attention.implementation("triton", arch=">=sm_80")
 def paged_decode_attention_triton(q: Tensor, k_pages: Tensor, v_pages: Tensor, **named: Any) -> Any:
     return launched(TRITON, NAME, q, k_pages, v_pages, **named)
@@ -99,8 +98,8 @@ def paged_decode_attention_function(
         q: [B, H, Sq, D], as in ``decode_attention``.
         k_pages, v_pages: [P, page, G, D] and [P, page, G, Dv], of any strides: ``pages.transpose(1, 2)`` of [P, G, page, D].
             Pages may have any number of tokens.
-        page_table: int32 [B, N], the page of each stretch of a sequence. Keys of a page that is none (below 0, or P and more) are
-            hidden, and nothing is read for them: a freed page behind a window may be -1.
+        page_table: int32 [B, N], the page of each stretch of a sequence. Keys of a page that is none (below 0, or P and more)
+            are hidden, and nothing is read for them: a freed page behind a window may be -1.
         lengths: int32 [B], valid keys of each sequence, taken as 0 … N · page.
         checked: raise ValueError for a length or, within the lengths, a page out of range: waits for the device.
         All others are those of ``decode_attention``.
