@@ -147,7 +147,7 @@ def _pairs_changed(**a: Any) -> Any:
 
 append_to_cache = Operator(
     name=NAME,
-    axes={"B": "batches", "G": "heads of the cache", "S": "new tokens", "T": "tokens that a cache has room for", "D": "head dim"},
+    axes={"B": "batches", "G": "heads of the cache", "S": "new tokens", "T": "tokens a cache has room for", "D": "head dim"},
     inputs=inputs,
     reference=reference,
     cost=cost,

@@ -2,8 +2,8 @@
 
 The queries of all heads that share a head of the cache are packed as rows of one tile: row r is query r // group of head
 r % group. A program walks a stretch of keys (a part) for one tile of rows and one head of the cache. Where a sequence has
-several parts, each leaves its sum, maximum and weighted values in fp32, and ``combine`` merges them in the order of the keys. Lengths,
-tables and plans are read on the device: a captured launch is right for whatever they hold when it is replayed.
+several parts, each leaves its sum, maximum and weighted values in fp32, and ``combine`` merges them in the order of the keys.
+Lengths, tables and plans are read on the device: a captured launch is right for whatever they hold when it is replayed.
 """
 
 import triton
@@ -26,7 +26,8 @@ def part_of(
     the one behind its last. A part's number may be beyond the last: it has nothing to do.
 
     SPLIT says how visible keys are divided: not at all (``whole``); ``evenly`` into at most ``splits`` parts; in ``chunks`` of
-    ``each`` tiles from key 0 on, whatever the length; or as a ``plan`` says, which holds B + 1 first slots and the tiles of a part."""
+    ``each`` tiles from key 0 on, whatever the length; or as a ``plan`` says, which holds B + 1 first slots and the tiles of a
+    part."""
     if SPLIT == "plan":
         b, high = tl.cast(0, tl.int32), tl.cast(batches - 1, tl.int32)
         while b < high:
