@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, dtype
 
+from weft.operators.attention.decode_dispatch import DecodePlan
 from weft.operators.attention.score import Score
 from weft.operators.call import Choice
 from weft.operators.low_precision.quantized_weight import QuantizedWeight
@@ -86,6 +87,23 @@ def add_rms_norm(
     eps: float | None = 1e-06,
 ) -> tuple[Tensor, Tensor]:
     """Residual addition and RMSNorm of the sum over the last dimension, in one pass."""
+
+def append_to_cache(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    lengths: Tensor,
+    page_table: Tensor | None = None,
+    *,
+    q: Tensor | None = None,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> Tensor | None:
+    """Writes the keys and values of new tokens into a cache, in place and in one launch."""
 
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """The index of the largest value along one dimension, or in all of x (counted in the order of its elements)."""
@@ -177,6 +195,27 @@ def cumsum(
     dtype: dtype | None = None,
 ) -> Tensor:
     """Running sums along one dimension."""
+
+def decode_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    causal: bool = True,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+    plan: DecodePlan | None = None,
+    checked: bool = False,
+) -> Any:
+    """Attention of the newest queries of each sequence over its cache of keys and values, split over the keys."""
 
 def dequantize(
     values: Tensor,
@@ -383,6 +422,28 @@ def norm(
     dtype: dtype | None = None,
 ) -> Tensor:
     """Norm over one dimension, or over all: (Σ|x|^p)^(1/p)."""
+
+def paged_decode_attention(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    page_table: Tensor,
+    lengths: Tensor,
+    *,
+    causal: bool = True,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+    plan: DecodePlan | None = None,
+    checked: bool = False,
+) -> Any:
+    """``decode_attention`` from a paged cache: key j of sequence b is token j % page of page ``page_table[b, j // page]``."""
 
 def permute_tokens(x: Tensor, source: Tensor, position: Tensor | None = None, *, check_source: bool = False) -> Tensor:
     """The rows of x in the order of their experts."""
