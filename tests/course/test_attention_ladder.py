@@ -13,7 +13,7 @@ from weft.operators.attention.reference import reference
 
 SIZES = (
     (1, 1, 2, 2, 70, 70),
-    (2, 1, 4, 2, 33, 100),
+    (5, 1, 4, 2, 33, 100),
     (1, 1, 2, 1, 65, 7),
     (1, 1, 1, 1, 1, 40),
 )  # the third: rows see nothing
@@ -48,6 +48,7 @@ def test_the_rungs_stand_in_the_registry_in_order():
     [
         (2, {"softcap": 3.0}, "causal and scale alone, not softcap"),
         (3, {"return_lse": True}, "not return_lse"),
+        (1, {"sinks": torch.zeros(3, device=DEVICE)}, "not sinks"),
         (4, {"scale": -1.0}, "it must be positive"),
         (5, {"d": 24}, "head dims 24 and 24"),
         (6, {"transposed": True}, "contiguous"),

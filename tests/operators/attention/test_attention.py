@@ -261,6 +261,36 @@ def test_memory_beside_the_results_grows_with_the_length_alone():
     assert torch.cuda.max_memory_allocated() - before < tensors * q.nbytes + 2 * rows
 
 
+@pytest.mark.gpu
+def test_more_scores_than_32_bits_count():
+    """Output and all gradients of 46400² scores, whose bias has as many elements, against float64 by parts of the queries."""
+    s, d = 46400, 64
+    made = torch.Generator("cuda").manual_seed(1)
+    q, k, v, do = (torch.randn(1, 1, s, d, device="cuda", generator=made).bfloat16() for _ in range(4))
+    bias = torch.randn(1, 1, s, s, device="cuda", generator=made, dtype=torch.bfloat16)
+    leaves = [t.requires_grad_() for t in (q, k, v, bias)]
+    o = ops.attention(q, k, v, bias=bias)
+    dq, dk, dv, dbias = torch.autograd.grad(o, leaves, do)
+    wide_k, wide_v = k.detach()[0, 0].double(), v.detach()[0, 0].double()
+    sums = {"k": torch.zeros_like(wide_k), "v": torch.zeros_like(wide_v)}
+
+    def agree(got, want):
+        assert (got.double() - want).abs().max() < 2e-2 * want.abs().max()
+
+    for at in range(0, s, 1600):
+        rows = (0, 0, slice(at, at + 1600))
+        wide_q, wide_do = q.detach()[rows].double(), do[rows].double()
+        p = torch.softmax(wide_q @ wide_k.t() / d**0.5 + bias.detach()[rows], -1)
+        want = p @ wide_v
+        ds = p * (wide_do @ wide_v.t() - (wide_do * want).sum(-1, keepdim=True))
+        sums["k"] += ds.t() @ wide_q / d**0.5
+        sums["v"] += p.t() @ wide_do
+        for got, expected in ((o, want), (dq, ds @ wide_k / d**0.5), (dbias, ds)):
+            agree(got.detach()[rows], expected)
+    agree(dk[0, 0], sums["k"])
+    agree(dv[0, 0], sums["v"])
+
+
 Q, K, V = qkv()
 CU = torch.tensor([0, 3, 9], dtype=torch.int32, device=DEVICE)
 P = random(9, 2, 16)

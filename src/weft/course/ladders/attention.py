@@ -23,7 +23,10 @@ RUNGS = {
     3: ("skipped-tiles", "tiles of keys that causal hides are not visited, those that all rows see are not masked"),
     4: ("base-2", "scale · log2(e) once, into the exponent: a multiply-add and an ex2 for a score"),
     5: ("pipelined", "cp.async brings two tiles of k and v ahead while one is multiplied"),
-    6: ("longest-first", "the rows with most keys start first, so that the last programs are short"),
+    6: (
+        "longest-first",
+        "of 16 heads together the rows with most keys start first, so that the last programs are short",
+    ),
     7: ("descriptors", "TMA fetches tiles by descriptor: no thread computes addresses of k and v"),
 }
 SIZES = ["heads", "group", "S", "T"]  # one compilation for all lengths
@@ -128,8 +131,13 @@ def ladder_online(
 ):  # fmt: skip
     """o_ptr [B, H, S, D]. A program makes M rows of one head; query i has the position i + T - S among the keys."""
     down = tl.cdiv(S, M)
-    head, slot = (tl.program_id(0) // down).to(tl.int64), tl.program_id(0) % down
-    m = (down - 1 - slot if LONGEST_FIRST else slot) * M
+    head, slot = tl.program_id(0) // down, tl.program_id(0) % down
+    if LONGEST_FIRST:  # 16 heads, since k and v of all do not fit in L2
+        first = tl.program_id(0) // (16 * down) * 16
+        width = tl.minimum(heads - first, 16)
+        within = tl.program_id(0) - first * down
+        head, slot = first + within % width, down - 1 - within // width
+    m, head = slot * M, head.to(tl.int64)
     i = m + tl.arange(0, M)[:, None]
     q = tile(q_ptr + head * S * D, m, S, M, D)
     k_ptr += head // group * T * D
@@ -174,7 +182,7 @@ def rung(number: int) -> Callable[..., Tensor]:
         q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, scale: float | None = None, **rest: Any
     ) -> Tensor:
         if more := sorted(
-            name for name, given in rest.items() if given is not None and given is not False and given != 0.0
+            name for name, given in rest.items() if isinstance(given, Tensor) or given not in (None, False, 0.0)
         ):
             raise Declined(f"the ladder's kernels take causal and scale alone, not {', '.join(more)}")
         o = torch.empty_like(q)
@@ -215,7 +223,7 @@ def _plan(number: int, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: flo
     scale = d**-0.5 if scale is None else float(scale)
     if number >= 4 and scale <= 0:
         raise Declined(f"a scale of {scale}; where it enters after the maximum it must be positive")
-    sizes, m, n = (h, h // groups, queries, keys), *((32, 32) if INTERPRETING else (64, 64))
+    sizes, m, n = (b * h, h // groups, queries, keys), *((32, 32) if INTERPRETING else (64, 64))
     tiles: dict[str, Any] = {"M": m, "N": n, "D": d}
     down = triton.cdiv(queries, m)
     if number == 1:
