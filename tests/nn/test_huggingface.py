@@ -125,6 +125,17 @@ def test_greedy_text_is_that_of_eager_attention(name, cache):
     assert found.equal(wanted) and found.shape == (2, 15)
 
 
+@pytest.mark.parametrize("name", ["Llama", "GptOss", "Gemma2"])
+def test_a_token_at_a_time_is_decoded(name, monkeypatch):
+    """By the operator that splits keys, where no key is padding."""
+    asked, ours = [], huggingface.ops.decode_attention
+    monkeypatch.setattr(
+        huggingface.ops, "decode_attention", lambda q, *a, **n: asked.append(q.shape[2]) or ours(q, *a, **n)
+    )
+    wanted, found = by(name, lambda m: m.generate(tokens(), max_new_tokens=4, do_sample=False))
+    assert found.equal(wanted) and asked == [1] * 6  # three tokens, two layers
+
+
 def test_text_continues_from_a_cache(masks):
     """A prompt in two parts, the second of several tokens: queries at the end of the keys."""
 

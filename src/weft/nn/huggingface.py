@@ -65,7 +65,7 @@ def mask(
         )  # fmt: skip
         return dense
     if attention_mask is not None:
-        padding = theirs.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+        padding: Any = theirs.prepare_padding_mask(attention_mask, kv_length, kv_offset)
         padding = padding[:, kv_offset : kv_offset + kv_length]
         if not padding.all():  # waits for the device once in a forward pass, as PyTorch's attention does
             found.padding = padding[:, None, None]
@@ -143,6 +143,10 @@ def attention(
         call |= {"causal": attention_mask.causal, "window": attention_mask.window, "mask": attention_mask.padding}
         if attention_mask.sequences is not None:
             return _of_sequences(query, key, value, attention_mask.sequences, call), None
+        if attention_mask.padding is None and position_bias is None and _decodes(query, key, value, dropout):
+            named = {name: argument for name, argument in call.items() if name not in ("dropout", "mask")}
+            o: Tensor = ops.decode_attention(query, key, value, **named)
+            return o.transpose(1, 2).contiguous(), None
     elif attention_mask is not None and attention_mask.dtype == torch.bool:
         call["mask"] = attention_mask[..., : key.shape[2]]
     elif attention_mask is not None:
@@ -150,8 +154,15 @@ def attention(
         bias = added if bias is None else bias + added
     if bias is not None:
         call["bias"] = bias if bias.dtype in (query.dtype, torch.float32) else bias.to(query.dtype)
-    o: Tensor = ops.attention(query, key, value, **call)
+    o = ops.attention(query, key, value, **call)
     return o.transpose(1, 2).contiguous(), None
+
+
+def _decodes(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
+    """Whether these are few new queries at the end of a cache, with no gradient: work that is split over the keys."""
+    gradients = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    dims = all(16 <= t.shape[3] <= 256 for t in (query, value))
+    return query.shape[2] <= 8 and key.shape[2] > query.shape[2] and dims and not dropout and not gradients
 
 
 def _of_sequences(query: Tensor, key: Tensor, value: Tensor, sequences: Tensor, call: dict[str, Any]) -> Tensor:
