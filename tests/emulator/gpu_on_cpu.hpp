@@ -127,14 +127,17 @@ inline void resume(Thread *thread) {
   setcontext(&thread->context);
 }
 
+// Whether all have come now.
+inline bool come(Meeting &meeting, u32 threads, const std::function<void()> &act = [] {}) {
+  if (++meeting.here != threads) return false;
+  act();
+  meeting.here = 0, meeting.generation++, machine.progress++;
+  return true;
+}
 inline void meet(Meeting &meeting, u32 threads, const std::function<void()> &act = [] {}) {
   const u32 generation = meeting.generation;
-  if (++meeting.here == threads) {
-    act();
-    meeting.here = 0, meeting.generation++, machine.progress++;
-  } else {
+  if (!come(meeting, threads, act))
     while (meeting.generation == generation) yield();
-  }
 }
 
 inline Cluster &cluster() { return *machine.now->block->cluster; }

@@ -67,17 +67,17 @@ inline void move(Block &block, u32 shared, const Box &map, int x, int y, int z, 
     }
 }
 
-inline void fetch_box(Call &c, u32 mask) {
+inline void fetch_box(Call &c, u32 mask, bool of_four = false) {
   const Box map = *reinterpret_cast<const Box *>(c.get(1));
-  const u32 to = c.get(0), barrier = c.get(5);
-  const int x = c.as(2), y = c.as(3), z = c.as(4);
+  const u32 to = c.get(0), barrier = c.get(of_four ? 6 : 5);
+  const int x = c.as(2), y = c.as(3), z = c.as(4), w = of_four ? c.as(5) : 0;
   if (mask >> cluster().blocks.size()) fail("multicast to a block outside the cluster");
   for (size_t rank = 0; rank < cluster().blocks.size(); rank++)
     if (mask >> rank & 1) {
       Block *block = cluster().blocks[rank];
       machine.engine.push_back([=] {
         if (!block->alive) fail("TMA writes to a block that has left");
-        move(*block, to, map, x, y, z, 0, true);
+        move(*block, to, map, x, y, z, w, true);
         Barrier &b = barrier_of(*block, barrier);
         b.bytes -= map.box[0] * map.box[1] * map.box[2] * map.size;
         settle(b);
@@ -140,7 +140,7 @@ inline void turn_matrix(Call &c) {
 }
 
 // d[64, N] = a[64, 16] b[N, 16]ᵀ (+ d where `add`) with a in registers, as mma.m16n8k16 has it; argument[0] as for wgmma.
-inline void wgmma_of_registers(float (*value)(const unsigned char *), int n, u32 (&mine)[4], u64 b, bool add) {
+inline void wgmma_of_registers(float (*value)(const unsigned char *), int n, u32 (&mine)[4], u64 b, bool b_k_major, bool add) {
   machine.now->argument[1] = mine;
   warp_meets([=] {
     Block *block = &own();
@@ -156,7 +156,7 @@ inline void wgmma_of_registers(float (*value)(const unsigned char *), int n, u32
         for (int i = 0; i < n / 2; i++) {
           const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
           float sum = 0;
-          for (int k = 0; k < 16; k++) sum += left[lane / 4 + i / 2 % 2 * 8][k] * value(element(*block, b, true, column, k, 2));
+          for (int k = 0; k < 16; k++) sum += left[lane / 4 + i / 2 % 2 * 8][k] * value(element(*block, b, b_k_major, column, k, 2));
           sums[lane][i] = add ? sums[lane][i] + sum : sum;
         }
     };
@@ -182,17 +182,18 @@ inline void load_four_matrices(Call &c) {
 }
 
 template <typename Sum> inline Play product_of(int n, int size, Sum (*value)(const unsigned char *)) {
-  if (n != 8 && n != 16 && n != 32 && n != 64 && n != 128 && n != 160 && n != 192 && n != 256) fail("wgmma of another width");
+  if (n != 8 && n != 16 && n != 32 && n != 64 && n != 80 && n != 96 && n != 112 && n != 128 && n != 160 && n != 176 && n != 192 && n != 256)
+    fail("wgmma of another width");
   return [=](Call &c) {
     Sum *const d = static_cast<Sum *>(c.operand(0).where);
     for (int i = 0; i < n / 2; i++)
       if (c.operand(i).where != d + i) fail("registers of a sum in another order");
     machine.now->argument[0] = d;
     if (c.now->words.size() == size_t(n / 2 + 9)) {  // a in registers; signs of a and b; whether b lies with K apart
-      if (size != 2 || c.as(n / 2 + 6) != 1 || c.as(n / 2 + 7) != 1 || c.get(n / 2 + 8)) fail("wgmma of registers with other flags");
+      if (size != 2 || c.as(n / 2 + 6) != 1 || c.as(n / 2 + 7) != 1) fail("wgmma of registers with other flags");
       u32 mine[4];
       for (int i = 0; i < 4; i++) mine[i] = c.as<u32>(n / 2 + i);
-      if constexpr (std::is_same_v<Sum, float>) wgmma_of_registers(value, n, mine, c.get(n / 2 + 4), c.get(n / 2 + 5));
+      if constexpr (std::is_same_v<Sum, float>) wgmma_of_registers(value, n, mine, c.get(n / 2 + 4), !c.get(n / 2 + 8), c.get(n / 2 + 5));
       return;
     }
     const u64 a = c.get(n / 2), b = c.get(n / 2 + 1), keep = c.get(n / 2 + 2);
@@ -456,6 +457,7 @@ inline Play emulate_of(const std::string &name) {
          append(block->arriving[id], machine.now->unreleased);
          meet(block->meetings[id], c.get(1), [=] { append(block->met[id], block->arriving[id]); });
        }},
+      {"bar.arrive", [](Call &c) { come(own().meetings[c.as(0)], c.get(1)); }},
       {"st.release.gpu.global.u32",  // also of what other threads stored before they met this one
        [](Call &c) {
          show(machine.now->unreleased);
@@ -490,6 +492,7 @@ inline Play emulate_of(const std::string &name) {
       {"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes", copy_many},
       {"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint", copy_many},
       {"cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes", [](Call &c) { fetch_box(c, 1 << own().rank); }},
+      {"cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes", [](Call &c) { fetch_box(c, 1 << own().rank, true); }},
       {"cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster", [](Call &c) { fetch_box(c, c.get(6)); }},
       {"cp.async.bulk.tensor.3d.global.shared::cta.bulk_group", [](Call &c) { put_box(c, c.get(4), 0); }},
       {"cp.async.bulk.tensor.4d.global.shared::cta.bulk_group", [](Call &c) { put_box(c, c.get(5), c.as(4)); }},

@@ -135,7 +135,7 @@ attention = Operator(
 )  # fmt: skip
 
 attention.implementation("triton", arch=">=sm_80")(attention_triton)
-attention.implementation("hopper", backend="cuda", directions=("backward",), **ON_HOPPER)(attention_hopper)
+attention.implementation("hopper", backend="cuda", **ON_HOPPER)(attention_hopper)
 peers.register(attention, in_torch)
 attention.implementation("flex_attention", devices=("cuda",))(flex)
 attention.implementation("fa3", requires="fa3-fwd", devices=("cuda",), directions=("forward",))(fa3)

@@ -6,7 +6,7 @@ import torch
 import triton
 from torch import Tensor
 
-from weft.operators.attention import gradient_kernels, hopper_backward, kernels
+from weft.operators.attention import gradient_kernels, hopper_backward, hopper_forward, kernels
 from weft.operators.attention.score import Score
 from weft.operators.attention.statistics import gradient_of_sinks
 from weft.operators.checks import (
@@ -178,6 +178,11 @@ class AttentionCall(Call):
         return ""
 
     @property
+    def fills_tiles(self) -> bool:
+        """Whether there are more queries than one warpgroup of Hopper's kernel has in a tile."""
+        return self.query_tokens > 64
+
+    @property
     def slopes_need_gradients(self) -> bool:
         return torch.is_grad_enabled() and "alibi" in self.given and self.given["alibi"].requires_grad
 
@@ -326,6 +331,10 @@ def forward_launch(c: AttentionCall) -> Plan:
     return made.plan(kernels.forward, config, made.slots(c.query_tokens, config["M"]), c.heads, strides)
 
 
+def hopper_launch(c: AttentionCall) -> hopper_forward.HopperForward:
+    return hopper_forward.HopperForward(c, result_like(c.q, c.dv, "meta"))
+
+
 class GradientCall(AttentionCall):
     """``(q, k, v, o, do, *tensors, options)``: the gradient of ``AttentionCall(q, k, v, *tensors, options)``."""
 
@@ -422,6 +431,7 @@ def _like(t: Tensor) -> Tensor:
 # ---- the tables ------------------------------------------------------------------------------------------------------
 
 SLOPES = "ALiBi's slopes need a gradient, for which there is no kernel of ours"
+HOPPER = "wgmma fed by TMA; exponentials of one warpgroup run beside products of the other"
 TRITON = "tiles of scores stay on chip (online softmax); every mask, bias and stride is read in place"
 
 FORWARD = Dispatch(
@@ -436,6 +446,7 @@ FORWARD = Dispatch(
     ),
     Route("torch", lambda c: c.no_kernel != "", "head dims below 16 or above 256, for which there is no kernel"),
     Route("torch", lambda c: unsupported(c) != "", "strides so long that a tile spans 2**31 elements"),
+    Route("hopper", lambda c: c.fills_tiles, HOPPER, hopper_launch, hopper_forward.unsupported, sm=90),
     Route("triton", lambda c: True, TRITON, forward_launch, unsupported),
 )
 

@@ -105,8 +105,8 @@ def by_reference(options: Options, seed: int, offset: int, return_lse: bool, *te
 
 
 PUBLIC = FORWARD, BACKWARD
-BY_KERNEL = FORWARD.kernel("triton"), BACKWARD.kernel("triton")
-BY_HOPPER = FORWARD.kernel("triton"), BACKWARD.kernel("hopper")
+BY_TRITON = FORWARD.kernel("triton"), BACKWARD.kernel("triton")
+BY_HOPPER = FORWARD.kernel("hopper"), BACKWARD.kernel("hopper")
 
 
 def launched(parts: Parts, return_lse: bool, plans: tuple[Plans, Plans], plan: Plan | None = None) -> Any:
@@ -128,11 +128,10 @@ def with_seed(q: Tensor, named: dict[str, Any]) -> dict[str, Any]:
 
 
 def attention_triton(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
-    return _by(BY_KERNEL, q, k, v, **named)
+    return _by(BY_TRITON, q, k, v, **named)
 
 
 def attention_hopper(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
-    """Forward by Triton's kernel."""
     return _by(BY_HOPPER, q, k, v, **named)
 
 
