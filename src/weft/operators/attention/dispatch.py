@@ -178,11 +178,6 @@ class AttentionCall(Call):
         return ""
 
     @property
-    def fills_tiles(self) -> bool:
-        """Whether there are more queries than one warpgroup of Hopper's kernel has in a tile."""
-        return self.query_tokens > 64
-
-    @property
     def slopes_need_gradients(self) -> bool:
         return torch.is_grad_enabled() and "alibi" in self.given and self.given["alibi"].requires_grad
 
@@ -446,7 +441,7 @@ FORWARD = Dispatch(
     ),
     Route("torch", lambda c: c.no_kernel != "", "head dims below 16 or above 256, for which there is no kernel"),
     Route("torch", lambda c: unsupported(c) != "", "strides so long that a tile spans 2**31 elements"),
-    Route("hopper", lambda c: c.fills_tiles, HOPPER, hopper_launch, hopper_forward.unsupported, sm=90),
+    Route("hopper", lambda c: c.query_tokens > 64, HOPPER, hopper_launch, hopper_forward.unsupported, sm=90),
     Route("triton", lambda c: True, TRITON, forward_launch, unsupported),
 )
 
