@@ -50,12 +50,11 @@ def heuristic(sm: int, dtype: torch.dtype, d: int, dv: int, masked: bool, querie
     if d <= 64:
         tile = {"GROUPS": 2 if masked and queries <= 1024 else 3, "KEYS": 128, "STAGES": 3, "Q_STAGES": 2}
     elif d <= 128:
-        tile = {"GROUPS": 2, "KEYS": 128 if queries <= 8192 else 176, "STAGES": 2, "Q_STAGES": 1}
-    elif d <= 192:
-        tile = {"GROUPS": 2, "KEYS": 112 if dv <= 128 else 96, "STAGES": 2, "Q_STAGES": 1}
+        long = queries > 8192
+        tile = {"GROUPS": 2, "KEYS": 176 if long else 128, "STAGES": 2, "Q_STAGES": 1 if long else 2}
     else:
-        tile = {"GROUPS": 2, "KEYS": 80, "STAGES": 2, "Q_STAGES": 1}
-    return {**tile, "TURNS": int(d <= 128)}
+        tile = {"GROUPS": 2, "KEYS": 128 if dv <= 128 else 96 if dv <= 192 else 80, "STAGES": 2, "Q_STAGES": 1}
+    return {**tile, "TURNS": int(dv <= 128)}
 
 
 def candidates(sm: int, dtype: torch.dtype, d: int, dv: int, masked: bool, queries: int) -> Any:
