@@ -441,7 +441,14 @@ FORWARD = Dispatch(
     ),
     Route("torch", lambda c: c.no_kernel != "", "head dims below 16 or above 256, for which there is no kernel"),
     Route("torch", lambda c: unsupported(c) != "", "strides so long that a tile spans 2**31 elements"),
-    Route("hopper", lambda c: c.query_tokens > 64 or c.batches * c.heads <= 128, HOPPER, hopper_launch, hopper_forward.unsupported, sm=90),
+    Route(
+        "hopper",
+        lambda c: c.query_tokens > 64 or c.batches * c.heads <= 128,
+        HOPPER,
+        hopper_launch,
+        hopper_forward.unsupported,
+        sm=90,
+    ),
     Route("triton", lambda c: True, TRITON, forward_launch, unsupported),
 )
 
