@@ -72,6 +72,7 @@ with compiling_for(90, lambda name, cubin, shared, threads, language: print(shar
 """
 
 
+@pytest.mark.long
 def test_the_pipelined_rung_holds_more_tiles_in_shared_memory():
     one, three = (int(n) for n in printed("-c", COMPILED).split())
     tile = 64 * 64 * 2

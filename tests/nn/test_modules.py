@@ -125,10 +125,10 @@ def test_dropout_drops_weights_in_training_alone():
         run = lambda: ours.eval()(x, x, x, need_weights=need_weights)[0]  # noqa: B023, E731
         still = run()
         close(run(), still)
-        many = torch.stack([ours.train()(x, x, x, need_weights=need_weights)[0] for _ in range(16)])
+        many = torch.stack([ours.train()(x, x, x, need_weights=need_weights)[0] for _ in range(8)])
         assert not many[0].equal(many[1])
         spread = many.std(0).mean()
-        assert (many.mean(0) - still).square().mean().sqrt() < 2 * spread / 16**0.5
+        assert (many.mean(0) - still).square().mean().sqrt() < 2 * spread / 8**0.5
 
 
 def test_states_go_both_ways_and_a_copy_is_one():
@@ -180,7 +180,7 @@ SDPA = {
 }  # fmt: skip
 
 
-@settings(max_examples=12, deadline=None, database=None, derandomize=True)
+@settings(max_examples=8, deadline=None, database=None, derandomize=True)
 @given(st.fixed_dictionaries(SDPA), st.sampled_from([(1, 5), (7, 7), (9, 4), (4, 33)]))
 def test_scaled_dot_product_attention_is_pytorchs(call, sizes):
     (queries, keys), lead = sizes, call["lead"]
