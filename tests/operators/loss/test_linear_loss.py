@@ -127,6 +127,42 @@ def test_a_label_out_of_range_is_named_or_makes_its_row_nan(label):
     assert ops.linear_cross_entropy(x, weight, target).isnan()
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_label_of_the_columns_that_fill_up_a_row_is_one_of_no_class(dtype, reduction):
+    """37 classes are read as 40."""
+    x, weight, target, _ = drawn(dtype=dtype, v=37)
+    for label in (37, 39, 40):
+        target[5] = label
+        options = {"reduction": reduction, "chunk_rows": 8}
+        loss, dx, dweight, _ = ops.linear_cross_entropy_with_gradient(x, weight, target, **options)
+        assert loss.isnan().any() and dx[5].isnan().all() and dweight.isnan().all()
+        others = torch.arange(20, device=DEVICE) != 5
+        assert dx[others].isfinite().all() and (reduction == "mean" or loss[others].isfinite().all())
+        ignored = ops.linear_cross_entropy_with_gradient(x, weight, target, ignore_index=label, **options)
+        wanted, gradients = of_pytorch(x, weight, target.where(target != label, -100), reduction=reduction)
+        torch.testing.assert_close(ignored[0].double(), wanted, rtol=2e-2, atol=2e-2)
+        for got, want in zip(ignored[1:], gradients, strict=False):
+            torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2 * float(want.abs().max()))
+
+
+@pytest.mark.parametrize("options", [{"soft_cap": 2.0}, {"label_smoothing": 0.1}, {"z_loss": 0.1}, {"class_weight": True}])
+@pytest.mark.parametrize("wanted", ["loss", "gradient"])
+def test_options_of_classes_that_are_no_multiple_of_8(options, wanted):
+    x, weight, target, _ = drawn(dtype=torch.bfloat16, d=13, v=37)
+    if "class_weight" in options:
+        options = {"class_weight": torch.rand(37, device=DEVICE) + 0.5}
+    leaves = [a.double().requires_grad_() for a in (x, weight)]
+    want = reference(*leaves, target, **options)
+    if wanted == "loss":
+        got = ops.linear_cross_entropy(x, weight, target, **options)
+        return torch.testing.assert_close(got.double(), want, rtol=1e-2, atol=1e-2)
+    loss, dx, dweight, _ = ops.linear_cross_entropy_with_gradient(x, weight, target, chunk_rows=8, **options)
+    torch.testing.assert_close(loss.double(), want, rtol=1e-2, atol=1e-2)
+    for got, want in zip((dx, dweight), torch.autograd.grad(want, leaves), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2 * float(want.abs().max()))
+
+
 @pytest.mark.parametrize("rows", [8, 100])
 def test_the_formula_makes_the_row_of_such_a_label_nan_too(monkeypatch, rows):
     """At once and by parts."""

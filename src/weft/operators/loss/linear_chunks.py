@@ -104,26 +104,41 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor, started: bool) -> None:
 
 
 class Rows:
-    """Cross entropy of chunks of logits: losses [T], and for one chunk at a time its gradient and its statistics."""
+    """Cross entropy of chunks of logits: losses [T], and for one chunk at a time its gradient and its statistics.
+
+    Kernels read an odd number of logits one by one. Where there are columns after the V classes (``aligned``) and neither a
+    soft cap nor smoothing asks what they are, they are made -inf and read as well: they add nothing, and their gradient is 0.
+    """
 
     def __init__(self, call: LinearCall):
-        t, device = call.x.shape[0], call.x.device
+        t, device, options = call.x.shape[0], call.x.device, call.options
         self.call, self.has_weight = call, call.class_weight is not None
+        self.v, self.target = call.weight.shape[0], call.target
+        alone = options.soft_cap or options.label_smoothing or call.x.element_size() > 2
+        self.columns = self.v if alone else padded.up_to(self.v)
+        if self.columns > self.v:  # a label of none of the classes stays one
+            beyond = self.target >= self.v
+            if options.ignore_index >= self.v:
+                beyond &= self.target != options.ignore_index
+            self.target = self.target.masked_fill(beyond, self.columns)
         self.losses = torch.empty(t, device=device, dtype=torch.float32)
         self.stats = torch.empty(2 * min(call.rows, t), device=device, dtype=torch.float32)
         sums = label_plans.of((call.target, call.w), call.weight.shape[0], call.options, self.has_weight)
         self.sums = sums(call.target, call.w) if sums else self.stats
 
     def forward(self, rows: slice, logits: Tensor, gradient: bool) -> None:
-        """The losses and statistics; with ``gradient``, that is written over the logits."""
-        target, losses = self.call.target[rows], self.losses[rows]
+        """The losses and statistics; with ``gradient``, that is written over the logits, which may have columns after V."""
+        if self.v < min(self.columns, logits.shape[1]):
+            logits[:, self.v :] = -torch.inf
+        logits, target, losses = logits[:, : self.columns], self.target[rows], self.losses[rows]
         of_class = logits if self.call.class_weight is None else self.call.class_weight
         plan = CHUNK.of((logits, target, of_class, losses), self.call.options, self.has_weight, gradient)
         plan(logits, target, of_class, self.sums, losses, self.stats, logits)
 
     def backward(self, rows: slice, logits: Tensor, dloss: Tensor, dlogits: Tensor) -> None:
         """Writes the gradient of logits, which may be those, from their statistics."""
-        target, dloss = self.call.target[rows], dloss[rows] if dloss.ndim else dloss
+        logits, dlogits = logits[:, : self.columns], dlogits[:, : self.columns]
+        target, dloss = self.target[rows], dloss[rows] if dloss.ndim else dloss
         of_class = logits if self.call.class_weight is None else self.call.class_weight
         plan = BACKWARD.of((logits, target, of_class, dloss, dlogits), self.call.options, self.has_weight)
         plan(logits, target, of_class, self.sums, self.stats, dloss, dlogits)
@@ -139,11 +154,10 @@ class Rows:
 
 def loss_and_gradients(call: LinearCall, wanted: tuple[bool, ...]) -> tuple[Tensor, Three]:
     """The loss, and the gradients of the loss (or of the losses' sum) that are wanted."""
-    copies, v = aligned(call), call.weight.shape[0]
-    of_rows = Rows(call)
+    copies, of_rows = aligned(call), Rows(call)
     gradients = Gradients(copies, wanted, call.weight) if any(wanted) else None
     for rows, logits in chunks(copies):
-        of_rows.forward(rows, logits[:, :v], gradients is not None)
+        of_rows.forward(rows, logits, gradients is not None)
         if gradients is not None:
             gradients.add(rows, logits)
     return of_rows.loss(), (None, None, None) if gradients is None else gradients.done()
@@ -153,11 +167,11 @@ def gradients_of_losses(call: LinearCall, dloss: Tensor, wanted: tuple[bool, ...
     """The gradients where the loss's, [] or [T], is known by now. Logits are made again, and their statistics with them:
     those of the loss are of logits that were never rounded, and a row that is sure of its label would have the
     difference for its gradient."""
-    copies, v = aligned(call), call.weight.shape[0]
+    copies = aligned(call)
     of_rows, gradients = Rows(call), Gradients(copies, wanted, call.weight)
     for rows, logits in chunks(copies):
-        of_rows.forward(rows, logits[:, :v], False)
-        of_rows.backward(rows, logits[:, :v], dloss, logits[:, :v])
+        of_rows.forward(rows, logits, False)
+        of_rows.backward(rows, logits, dloss, logits)
         gradients.add(rows, logits)
     return gradients.done()
 
@@ -167,7 +181,7 @@ def loss_and_logits(call: LinearCall) -> tuple[Tensor, Tensor, Tensor]:
     backward alone, it lies over them."""
     of_rows = Rows(call)
     ((rows, logits),) = chunks(aligned(call))
-    of_rows.forward(rows, logits[:, : call.weight.shape[0]], not call.scaled_later)
+    of_rows.forward(rows, logits, not call.scaled_later)
     return of_rows.loss(), logits, of_rows.stats
 
 
@@ -183,7 +197,7 @@ def gradients_of_logits(
         if keep:
             of_loss = torch.empty_strided(logits.shape, logits.stride(), dtype=logits.dtype, device=logits.device)
             of_loss[:, v:] = 0
-        of_rows.backward(rows, logits[:, :v], dloss, of_loss[:, :v])
+        of_rows.backward(rows, logits, dloss, of_loss)
         gradients.add(rows, of_loss)
         return gradients.done()
     gradients.add(rows, logits)
