@@ -146,20 +146,22 @@ def test_a_label_of_the_columns_that_fill_up_a_row_is_one_of_no_class(dtype, red
             torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2 * float(want.abs().max()))
 
 
-@pytest.mark.parametrize("options", [{"soft_cap": 2.0}, {"label_smoothing": 0.1}, {"z_loss": 0.1}, {"class_weight": True}])
+@pytest.mark.parametrize(
+    "options", [{"soft_cap": 2.0}, {"label_smoothing": 0.1}, {"z_loss": 0.1}, {"class_weight": True}]
+)
 @pytest.mark.parametrize("wanted", ["loss", "gradient"])
 def test_options_of_classes_that_are_no_multiple_of_8(options, wanted):
     x, weight, target, _ = drawn(dtype=torch.bfloat16, d=13, v=37)
     if "class_weight" in options:
         options = {"class_weight": torch.rand(37, device=DEVICE) + 0.5}
     leaves = [a.double().requires_grad_() for a in (x, weight)]
-    want = reference(*leaves, target, **options)
+    of_all = reference(*leaves, target, **options)
     if wanted == "loss":
         got = ops.linear_cross_entropy(x, weight, target, **options)
-        return torch.testing.assert_close(got.double(), want, rtol=1e-2, atol=1e-2)
+        return torch.testing.assert_close(got.double(), of_all, rtol=1e-2, atol=1e-2)
     loss, dx, dweight, _ = ops.linear_cross_entropy_with_gradient(x, weight, target, chunk_rows=8, **options)
-    torch.testing.assert_close(loss.double(), want, rtol=1e-2, atol=1e-2)
-    for got, want in zip((dx, dweight), torch.autograd.grad(want, leaves), strict=True):
+    torch.testing.assert_close(loss.double(), of_all, rtol=1e-2, atol=1e-2)
+    for got, want in zip((dx, dweight), torch.autograd.grad(of_all, leaves), strict=True):
         torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2 * float(want.abs().max()))
 
 

@@ -223,6 +223,7 @@ def workloads() -> dict[str, list[Workload]]:
         "full": [
             workload(T=300, D=512, V=33000, ignored=20, z=1, smoothing=10, chunk=128),
             workload(T=70, D=300, V=128256, cap=30),
+            workload(T=70, D=64, V=17001, ignored=20, z=1),
             workload(T=3000, D=64, V=1000, chunk=500),
             workload(T=30, D=24, V=70, chunk=16, reduction="none", **EVERYTHING),
         ],
