@@ -13,19 +13,23 @@ from weft.operators.elementwise.dispatch import LARGE, SMALL, has_tail, like
 from weft.operators.elementwise.kernels import place, read, whole, write
 from weft.operators.launch import Plan
 from weft.operators.layout import rows_of, views
+from weft.operators.quotient import divided, quotient
+
+MOST_DIVIDED = 2**31 - 2**16  # elements that 32 bits count, the last program's included
 
 
-@triton.jit(do_not_specialize=["seed_ptr", "seed", "offset", "last", "scale"])
+@triton.jit(do_not_specialize=["seed_ptr", "seed", "offset", "last", "scale", "factor", "shift"])
 def drop(
     x_ptr, out_ptr, seed_ptr, seed: tl.uint64, offset: tl.uint64, last: tl.uint32, scale: tl.float32,
-    M, N, x_row, x_col, out_row, out_col,
+    M, N, x_row, x_col, out_row, out_col, factor, shift,
     BLOCK: tl.constexpr, PER: tl.constexpr, ORDER: tl.constexpr, SEED_IN_MEMORY: tl.constexpr,
     TAIL: tl.constexpr,
 ):  # fmt: skip
     """out = scale * x, or 0 where :func:`dropped` says so; x and out are [M, N] of any two strides.
 
     A program takes BLOCK neighbours in row-major order. ORDER says how: ``flat`` of one row; ``rows`` of one of many rows,
-    each of which begins with a group of 8 (elements of one Philox call); ``any`` across the ends of rows.
+    each of which begins with a group of 8 (elements of one Philox call); ``any`` across the ends of rows; ``divided`` too, where
+    out is contiguous and a multiplication finds the rows (``quotient``).
     """
     if ORDER == "rows":
         row, col = place(N, BLOCK)
@@ -39,7 +43,17 @@ def drop(
     if SEED_IN_MEMORY:
         seed = tl.load(seed_ptr)
     part = start.to(tl.uint64) // PER + tl.arange(0, BLOCK // PER)
-    if TAIL:
+    if ORDER == "divided":
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        row = divided(at, factor, shift)
+        col, row = (at - row * N).to(tl.int64), row.to(tl.int64)
+        if (tl.program_id(0) + 1) * BLOCK <= M * N:
+            x = dropped(read(x_ptr, row, col, x_row, x_col, row < M, False), part, seed, offset, last, PER)
+            write(out_ptr, 0, at, 0, 1, row < M, x * scale, False)
+        else:
+            x = dropped(read(x_ptr, row, col, x_row, x_col, row < M), part, seed, offset, last, PER)
+            write(out_ptr, 0, at, 0, 1, row < M, x * scale)
+    elif TAIL:
         if whole(N, BLOCK):
             x = dropped(read(x_ptr, row, col, x_row, x_col, col < N, False), part, seed, offset, last, PER)
             write(out_ptr, row, col, out_row, out_col, col < N, x * scale, False)
@@ -69,10 +83,15 @@ def plan(x: Tensor, seed_in_memory: bool) -> Plan:
     tensor may stand for it."""
     flat = (1, x.numel(), 0, 1)
     (m, n, *x_strides), (_, _, *out_strides) = (flat, flat) if x.is_contiguous() else views(x, like(x))
+    if x_strides[0] == n * x_strides[1] and out_strides == [n, 1]:  # rows that follow each other are one
+        m, n, x_strides, out_strides = 1, m * n, [0, x_strides[1]], [0, 1]
     config = configurations(x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
     order = "flat" if m == 1 else "any" if n % GROUP else "rows"
+    numbers = (0, 0)
+    if order == "any" and out_strides == [n, 1] and m * n < MOST_DIVIDED:
+        order, numbers = "divided", (quotient(n) & 2**32 - 1, quotient(n) >> 32)
     block = min(config["BLOCK"], bucket(n if order == "rows" else m * n, 256))
     tile = {"BLOCK": block, "PER": 16 // x.element_size(), "ORDER": order, "SEED_IN_MEMORY": seed_in_memory}
-    tile["TAIL"] = order != "any" and has_tail(x, n, (*x_strides, *out_strides))
+    tile["TAIL"] = order in ("flat", "rows") and has_tail(x, n, (*x_strides, *out_strides))
     grid = (m * triton.cdiv(n, block) if order == "rows" else triton.cdiv(m * n, block),)
-    return Plan(drop, grid, (m, n, *x_strides, *out_strides), tile, config["num_warps"])
+    return Plan(drop, grid, (m, n, *x_strides, *out_strides, *numbers), tile, config["num_warps"])

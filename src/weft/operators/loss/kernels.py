@@ -468,6 +468,7 @@ def launch_rows(c: Any) -> Plan:
     """Of ``(x, target, weight, sums, loss, stats, dx)``."""
     configured = with_gradient_configuration if c.at_once else loss_configuration
     config, kernels = configured(c.x.device, c.x.dtype, bucket(c.v)), (cross_entropy_rows, cross_entropy_long_rows)
+    config = row_programs.side_by_side(c.x, c.m, c.v) if c.beside else config
     return row_programs.plan(kernels, config, c.m, c.v, rows_scalars(c), c.flags(GRADIENT=c.at_once))
 
 

@@ -150,6 +150,8 @@ def workloads() -> dict[str, list[Workload]]:
             *(workload(M=7, V=50, reduction=r) for r in ("sum", "none")),
             workload(M=0, V=7, reduction="sum"),
             *(workload(M=9, V=33, layout=layout) for layout in LAYOUTS[1:]),
+            *(workload(M=70, V=300, layout="transposed", **options) for options in ({}, {"reduction": "none"}, everything)),
+            workload(M=5, V=4500, layout="transposed", values="nonfinite", reduction="none", ignored=30),
             workload(M=40, V=50, ignored=40),
             workload(M=4, V=50, ignored=100, reduction="none"),
             workload(M=40, V=50, weight=True, ignored=30),
@@ -186,6 +188,7 @@ def workloads() -> dict[str, list[Workload]]:
             workload(M=64, V=100),
             workload(M=64, V=4096, **everything),
             *(workload(M=64, V=v) for v in (32000, 2**16)),
+            workload(M=64, V=4096, layout="transposed", **everything),
         ],
         "tune": [
             workload(d, M=2**28 // v, V=v)

@@ -28,6 +28,7 @@ from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
 from weft.operators.launch import Plans
 from weft.operators.layout import rows_of, views, within_reach
 from weft.operators.normalization import kernels, ring
+from weft.operators.normalization.beside import beside_launch
 from weft.operators.normalization.kernels import with_copies
 from weft.operators.normalization.reference import normalised
 from weft.operators.partial_sums import SummedPlan
@@ -81,6 +82,12 @@ class NormCall(Call):
     def read(self) -> list[tuple[str, Tensor]]:
         """The tensors of rows that are read, by name."""
         return [("x", self.x), *([("residual", self.residual)] if self.residual is not None else [])]
+
+    @property
+    def beside(self) -> bool:
+        """Whether rows of a tensor that is read or written lie side by side."""
+        found = views(*(t for _, t in self.read), torch.empty_like(self.x, device="meta"))
+        return any(0 < row < column for *_, row, column in found)
 
     @property
     def copied(self) -> list[int]:
@@ -380,6 +387,8 @@ PERSISTENT = (
     "LayerNorm of 131,072 columns and more: clusters of blocks keep the weight in registers and take row after row"
 )
 CLUSTER = "16,384 columns or more: a cluster of blocks holds a row"
+SHORT_BESIDE = 1024  # columns
+BESIDE = "longer rows that lie side by side: sums of parts of them first"
 WHOLE = "a program holds whole rows in registers"
 TWICE = "a program reads a row twice, the second time out of L2"
 
@@ -392,6 +401,7 @@ FORWARD = Dispatch(
     Route("torch", lambda c: no_rows(c) != "", ONE_STRIDE),
     Route("cuda-persistent", persistent_is_faster, PERSISTENT, persistent_launch, persistent_unsupported, sm=90),
     Route("cuda", lambda c: not c.traced and c.n >= 16384, CLUSTER, cluster_launch, cluster_unsupported, sm=90),
+    Route("triton", lambda c: c.n > SHORT_BESIDE and c.beside, BESIDE, beside_launch, no_rows),
     Route("triton", lambda c: c.n <= ONE_PASS, WHOLE, kernels.rows_launch, no_rows),
     Route("triton", lambda c: True, TWICE, kernels.rows_launch, no_rows),
 )

@@ -173,6 +173,7 @@ def define(norm: Any, eps: float, **sets: list[Workload]) -> dict[str, Any]:
                 *points(*SHAPES),
                 *points((0, 7), (7, 0)),
                 *(w for layout in LAYOUTS[1:] for w in points((9, 33), layout=layout)),
+                *points((70, 1100), layout="transposed"),
                 *points((9, 40), (9, 8192), weight=False),
                 *points((9, 40), weight_layout="strided"),
                 *([*points((9, 40), bias=False), *points((9, 300), offset=100)] if centered else []),
@@ -188,7 +189,7 @@ def define(norm: Any, eps: float, **sets: list[Workload]) -> dict[str, Any]:
             "huge": [workload("bf16", M=2**14 + 1, N=2**17), workload("bf16", M=2**23 + 3, N=257)],
             "bench": [workload(M=2**28 // n, N=n) for n in WIDTHS],
             "quick": [workload(M=2**22 // n, N=n) for n in (1024, 4096)],
-            "compile": [workload(M=64, N=n) for n in (100, 603, 4096, 2**16)],
+            "compile": [workload(M=64, N=n) for n in (100, 603, 4096, 2**16)] + points((64, 4100), layout="transposed"),
             "tune": [
                 workload(d, M=2**28 // n, N=n)
                 for d in ("fp32", "bf16")

@@ -29,6 +29,7 @@ from weft.operators.quantization.formats import (
     scale_shape,
     values_shape,
 )
+from weft.operators.quotient import quotient
 from weft.operators.row_programs import ONE_PASS, candidates, heuristic
 
 VECTORS = Path(__file__).parent / "vectors.cu"
@@ -87,13 +88,15 @@ def _either(names: Any) -> str:
 
 
 class Lines(NamedTuple):
-    """Lines of ``length`` elements, so many of each of ``outer`` rows of n (the last may be shorter); ``whole``: rows."""
+    """Lines of ``length`` elements, so many of each of ``outer`` rows of n (the last may be shorter); ``whole``: rows;
+    ``beside``: a stretch of each of so many rows, which lie side by side, and ``outer`` such stretches."""
 
     outer: int
     lines: int
     length: int
     n: int
     whole: bool = False
+    beside: bool = False
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -101,12 +104,13 @@ class Lines(NamedTuple):
 
     @property
     def ragged(self) -> bool:
-        return not self.whole and self.lines * self.length != self.n
+        return not self.whole and (self.outer if self.beside else self.lines) * self.length != self.n
 
     def steps(self, row: int, column: int = 1, per: int = 1) -> tuple[int, int]:
         """From one outer index to the next and from one line to the next, in a tensor of these strides that holds ``per``
         elements in one."""
-        return (0, row) if self.whole else (row, self.length // per * column)
+        along = self.length // per * column
+        return (0, row) if self.whole else (along, row) if self.beside else (row, along)
 
 
 class Lined(Call):
@@ -114,6 +118,7 @@ class Lined(Call):
 
     scheme: Scheme
     n: int
+    given = True  # scales are there
     random = "none"  # or where the seed is: ``number``, ``memory``
 
     @functools.cached_property
@@ -138,7 +143,15 @@ class Lined(Call):
             return Lines(1, m, n, n, whole=True)
         if scheme.granularity == "group" and flat and n % length == 0:
             return Lines(1, m * n // length, length, m * n)
+        if self.given and self.beside:
+            return Lines(-(-n // length), m, length, n, beside=True)
         return Lines(m, -(-n // length), length, n)
+
+    @property
+    def beside(self) -> bool:
+        """Whether rows lie side by side, as those of a transposed matrix do."""
+        m, _, row, column = self.rows
+        return m > 1 and 0 < row < column
 
 
 class QuantizeCall(Lined):
@@ -169,12 +182,6 @@ class QuantizeCall(Lined):
         loose = not pointer_aligned(self.x) or any(step % vector for step in steps)
         in_bytes = values_shape((over.length,), self.scheme.format)[0]
         return x_col == 1 and loose and not over.ragged and in_bytes % 4 == 0
-
-    @property
-    def beside(self) -> bool:
-        """Whether rows lie side by side, as those of a transposed matrix do."""
-        m, _, row, column = self.rows
-        return m > 1 and 0 < row < column
 
     @property
     def split_rows(self) -> bool:
@@ -287,7 +294,7 @@ def launch(kernel: Any, c: Lined, grid: tuple[int], scalars: tuple[int, ...], wa
         "POWER": c.scheme.power_of_two,
     }
     known |= {"RANDOM": c.random, "PER": 16 // c.x.element_size(), "HARDWARE": hardware, "BY": by(c)}
-    known |= {"RAGGED": ragged, "APART": apart, "TAIL": False, **own}
+    known |= {"RAGGED": ragged, "BESIDE": c.lines.beside, "APART": apart, "TAIL": False, **own}
     return Plan(kernel, grid, scalars, {name: known[name] for name in kernel.arg_names if name in known}, warps)
 
 
@@ -349,7 +356,8 @@ def tiled_plan(kernel: Any, c: Lined, config: Config, steps: tuple[int, ...], **
     over, block = c.lines, min(config["BLOCK"], bucket(c.lines.length, 16))
     lines = min(config["ROWS"], bucket(over.lines))
     grid = (over.outer * triton.cdiv(over.lines, lines) * triton.cdiv(over.length, block),)
-    of_scales = (0, 0) if c.scheme.granularity == "tensor" else (0, 1) if over.whole else (over.lines, 1)
+    of_scales = (1, over.outer) if over.beside else (0, 1) if over.whole else (over.lines, 1)
+    of_scales = (0, 0) if c.scheme.granularity == "tensor" else of_scales
     scalars = (*over.sizes, c.x.shape[-2] if c.x.ndim > 1 else 1, *steps, *of_scales)
     # as many elements a thread where a row has fewer lines
     warps = max(config["num_warps"] * lines * block // (config["ROWS"] * config["BLOCK"]), 1)
@@ -413,7 +421,7 @@ Dequantize = tuple[Any, tuple[int, ...]]  # a launch, and the shape of its resul
 def inverse_plan(c: DequantizeCall) -> Dequantize:
     over, (_, _, v_row, v_col) = c.lines, c.rows
     config = inverse_configuration(c.x.device, c.dtype, min(bucket(over.length, 16), LONGEST_TILE))
-    if 0 < v_row < v_col and c.rows[0] > 1:
+    if c.beside:
         config = BESIDE
     elif v_col != 1 and over.length >= 512:  # bytes one by one: less padding, and scales of columns for four rows
         config = {"ROWS": 4, "BLOCK": 512, "num_warps": 4}
@@ -424,13 +432,6 @@ def inverse_plan(c: DequantizeCall) -> Dequantize:
 THREADS = 256
 MOST = 2**31 - 2**16  # vectors and rows that 32 bits count, the last block's included
 NAMES = {"int8": "Int8", "int4": "Int4", "fp8_e4m3": "E4m3", "fp8_e5m2": "E5m2"}
-
-
-def quotient(divisor: int) -> int:
-    """The kernel's ``Quotient``: x // divisor of x < 2**31 is (2 x · factor >> 32) >> shift. The factor is less than 1 too
-    large, so x · factor / 2**(31 + shift) exceeds x / divisor by less than 1 / 2**shift, at most 1 / divisor."""
-    shift = (divisor - 1).bit_length()
-    return -(-(2 ** (31 + shift)) // divisor) | shift << 32
 
 
 def no_vectors(c: DequantizeCall) -> str:
@@ -457,8 +458,8 @@ def no_unaligned(c: DequantizeCall) -> str:
     """Why the kernel for rows of any length does not take a call (an empty string when it does)."""
     if c.found is None:
         return NO_ROWS
-    m, _, v_row, v_col = c.found
-    if m > 1 and 0 < v_row < v_col:
+    m, _, _, v_col = c.found
+    if c.beside:
         return "values of rows that lie side by side"
     if v_col != 1 and c.n * c.dtype.itemsize % 16 == 0:
         return "values that are no neighbours, in rows that whole stores fit"

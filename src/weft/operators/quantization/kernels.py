@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from weft.operators.dropout.philox import random_bits
+from weft.operators.quotient import divided
 
 # ---- codes -----------------------------------------------------------------------------------------------------------
 
@@ -304,26 +305,35 @@ def scales_of_strips(
 
 
 @triton.jit
-def tile_of(pid, lines, LENGTH, N, ROWS: tl.constexpr, BLOCK: tl.constexpr, RAGGED: tl.constexpr):
-    """This program's outer index, first of ROWS lines and first column, and how many elements there are from there on."""
+def tile_of(
+    pid, lines, LENGTH, N, ROWS: tl.constexpr, BLOCK: tl.constexpr, RAGGED: tl.constexpr, BESIDE: tl.constexpr
+):
+    """This program's outer index, first of ROWS lines and first column, and how many elements there are from there on. BESIDE:
+    rows lie side by side; the outer index is of stretches of LENGTH columns, a line's that of a row."""
     across, down = tl.cdiv(LENGTH, BLOCK), tl.cdiv(lines, ROWS)
     first = (pid % across).to(tl.int64) * BLOCK
     o = (pid // across // down).to(tl.int64)
     line = (pid // across % down).to(tl.int64) * ROWS
     room = LENGTH - first
-    if RAGGED:
+    if BESIDE:
+        room = tl.minimum(LENGTH, N - o * LENGTH) - first
+    elif RAGGED:
         room = tl.minimum(LENGTH, N - (line + tl.arange(0, ROWS)[:, None]) * LENGTH) - first
     return o, line, first, room
 
 
 @triton.jit
-def read_scale(s_ptr, o, i, col, s_outer, s_line, known, in_columns, MATRIX, BY: tl.constexpr):
-    """The scales of lines [ROWS, 1], or BY ``column`` [1, BLOCK]. BY ``block``: o is a row of a batch of matrices of MATRIX
-    rows, and 128 rows share their scales."""
+def read_scale(
+    s_ptr, o, i, col, s_outer, s_line, known, in_columns, MATRIX, BY: tl.constexpr, BESIDE: tl.constexpr
+):
+    """The scales of lines [ROWS, 1], or BY ``column`` [1, BLOCK]. BY ``block``: o (BESIDE: i) is a row of a batch of matrices of
+    MATRIX rows, and 128 rows share their scales."""
     if BY == "column":
         return tl.load(s_ptr + col, mask=in_columns, other=1.0)
     else:
-        if BY == "block":
+        if BY == "block" and BESIDE:
+            i = i // MATRIX * tl.cdiv(MATRIX, 128) + i % MATRIX // 128
+        elif BY == "block":
             o = o // MATRIX * tl.cdiv(MATRIX, 128) + o % MATRIX // 128
         return tl.load(s_ptr + o * s_outer + i * s_line, mask=known, other=1.0)[:, None]
 
@@ -333,26 +343,26 @@ def quantize_by_scale(
     x_ptr, v_ptr, s_ptr, seed_ptr, seed: tl.uint64, offset: tl.uint64,
     lines, LENGTH, N, MATRIX, x_outer, x_line, x_col, v_outer, v_line, r_outer, r_line, s_outer, s_line,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr, PER_BYTE: tl.constexpr, BY: tl.constexpr,
-    BACKWARDS: tl.constexpr, RAGGED: tl.constexpr, RANDOM: tl.constexpr, PER: tl.constexpr, HARDWARE: tl.constexpr,
-    APART: tl.constexpr, TAIL: tl.constexpr,
+    BACKWARDS: tl.constexpr, RAGGED: tl.constexpr, BESIDE: tl.constexpr, RANDOM: tl.constexpr, PER: tl.constexpr,
+    HARDWARE: tl.constexpr, APART: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """Scales are there. BACKWARDS: the last tile first, since the pass before this one left it in L2. TAIL: lines end within a
     vector, and a mask for that would split all vectors."""
     pid = tl.num_programs(0) - 1 - tl.program_id(0) if BACKWARDS else tl.program_id(0)
-    o, line, first, room = tile_of(pid, lines, LENGTH, N, ROWS, BLOCK, RAGGED)
-    left = bytes_of(room, v_line - first // PER_BYTE, PER_BYTE, RAGGED)
+    o, line, first, room = tile_of(pid, lines, LENGTH, N, ROWS, BLOCK, RAGGED, BESIDE)
+    left = bytes_of(room, v_line - first // PER_BYTE, PER_BYTE, RAGGED or BESIDE)
     if TAIL:  # noqa: SIM102 (a constant)
         if room >= BLOCK:
             quantize_tile(
                 x_ptr, v_ptr, s_ptr, seed_ptr, seed, offset, o, line, first, BLOCK, BLOCK // PER_BYTE, lines, MATRIX,
                 x_outer, x_line, x_col, v_outer, v_line, r_outer, r_line, s_outer, s_line,
-                ROWS, BLOCK, FORMAT, PER_BYTE, BY, RANDOM, PER, HARDWARE, APART,
+                ROWS, BLOCK, FORMAT, PER_BYTE, BY, BESIDE, RANDOM, PER, HARDWARE, APART,
             )  # fmt: skip
             return
     quantize_tile(
         x_ptr, v_ptr, s_ptr, seed_ptr, seed, offset, o, line, first, room, left, lines, MATRIX,
         x_outer, x_line, x_col, v_outer, v_line, r_outer, r_line, s_outer, s_line,
-        ROWS, BLOCK, FORMAT, PER_BYTE, BY, RANDOM, PER, HARDWARE, APART,
+        ROWS, BLOCK, FORMAT, PER_BYTE, BY, BESIDE, RANDOM, PER, HARDWARE, APART,
     )  # fmt: skip
 
 
@@ -361,13 +371,13 @@ def quantize_tile(
     x_ptr, v_ptr, s_ptr, seed_ptr, seed, offset, o, line, first, room, left, lines, MATRIX,
     x_outer, x_line, x_col, v_outer, v_line, r_outer, r_line, s_outer, s_line,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr, PER_BYTE: tl.constexpr, BY: tl.constexpr,
-    RANDOM: tl.constexpr, PER: tl.constexpr, HARDWARE: tl.constexpr, APART: tl.constexpr,
+    BESIDE: tl.constexpr, RANDOM: tl.constexpr, PER: tl.constexpr, HARDWARE: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     """ROWS lines of outer index o from column ``first`` on: ``room`` elements each, and ``left`` bytes of values."""
     i = line + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     x = read(x_ptr + o * x_outer + i[:, None] * x_line + (first + col) * x_col, (i[:, None] < lines) & (col < room))
-    scale = read_scale(s_ptr, o, i, first + col, s_outer, s_line, i < lines, col < room, MATRIX, BY)
+    scale = read_scale(s_ptr, o, i, first + col, s_outer, s_line, i < lines, col < room, MATRIX, BY, BESIDE)
     bits = random_of(o * r_outer + i * r_line + first // 8, seed_ptr, seed, offset, BLOCK, PER, RANDOM)
     code = encode(x * tl.div_rn(1.0, scale), bits, FORMAT, RANDOM != "none", HARDWARE)
     v_ptr += o * v_outer + first // PER_BYTE
@@ -375,13 +385,6 @@ def quantize_tile(
         write_apart(v_ptr, v_line, line, lines, code, left)
     else:
         write_values(v_ptr + i * v_line, code, i < lines, left)
-
-
-@triton.jit
-def divided(x, factor, shift):
-    """x // divisor, int32, of x < 2**31 and the two numbers of dispatch.py's ``quotient``: unsigned, since the upper half of
-    the product may pass 2**31 before it is shifted."""
-    return (tl.umulhi((x * 2).to(tl.uint32), factor.to(tl.uint32)) >> shift).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["seed", "offset"])
@@ -403,16 +406,16 @@ def quantize_flat(
 def dequantize_lines(
     v_ptr, s_ptr, out_ptr, lines, LENGTH, N, MATRIX, v_outer, v_line, v_col, out_outer, out_line, s_outer, s_line,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr, PER_BYTE: tl.constexpr, BY: tl.constexpr,
-    RAGGED: tl.constexpr,
+    RAGGED: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
     """out = value * scale in fp32, rounded once."""
-    o, line, first, room = tile_of(tl.program_id(0), lines, LENGTH, N, ROWS, BLOCK, RAGGED)
+    o, line, first, room = tile_of(tl.program_id(0), lines, LENGTH, N, ROWS, BLOCK, RAGGED, BESIDE)
     i = line + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)[None, :]
     byte = tl.arange(0, BLOCK // PER_BYTE)[None, :]
     known = i[:, None] < lines
     at = v_ptr + o * v_outer + i[:, None] * v_line + (first // PER_BYTE + byte) * v_col
     code = tl.load(at, mask=known & (byte * PER_BYTE < room), other=0, eviction_policy="evict_last")
-    scale = read_scale(s_ptr, o, i, first + col, s_outer, s_line, i < lines, col < room, MATRIX, BY)
+    scale = read_scale(s_ptr, o, i, first + col, s_outer, s_line, i < lines, col < room, MATRIX, BY, BESIDE)
     out = (decode(code, FORMAT) * scale).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + o * out_outer + i[:, None] * out_line + first + col, out, mask=known & (col < room))
