@@ -36,6 +36,9 @@ class _Untracked:
     def save_for_backward(self, *tensors: torch.Tensor) -> None:
         pass
 
+    def set_materialize_grads(self, value: bool) -> None:
+        pass
+
     def mark_dirty(self, *tensors: torch.Tensor) -> None:
         torch.autograd.graph.increment_version(tensors)  # backward of a graph that saved them raises
 

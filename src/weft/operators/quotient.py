@@ -5,9 +5,9 @@ import triton.language as tl
 
 
 def quotient(divisor: int) -> int:
-    """Of ``divided`` and vectors.cu's ``Quotient``: x // divisor of x < 2**31 is (2 x · factor >> 32) >> shift, and this is factor
-    and, from bit 32 on, shift. The factor is less than 1 too large, so x · factor / 2**(31 + shift) exceeds x / divisor by less
-    than 1 / 2**shift, at most 1 / divisor."""
+    """Factor and, from bit 32 on, shift: x // divisor of x < 2**31 is (2 x · factor >> 32) >> shift (``divided``, and in CUDA
+    C++ ``Quotient``). The factor is less than 1 too large, so x · factor / 2**(31 + shift) exceeds x / divisor by less than
+    1 / 2**shift, at most 1 / divisor."""
     shift = (divisor - 1).bit_length()
     return -(-(2 ** (31 + shift)) // divisor) | shift << 32
 

@@ -45,6 +45,17 @@ def test_only_what_does_not_fit_is_copied(size, layout, copies):
     assert padded.copied(a, b) == copies and padded.pays(a, b)
 
 
+def test_where_an_epilogue_reads_the_products_rows_the_result_is_not_copied():
+    x, weight = operands(4558, 1555, 157, "NT", device="meta")
+    assert padded.copied(x, weight, result=False) == padded.copied(x, weight)[:2] == [4558 * 157, 157 * 1555]
+    assert padded.pays(x, weight, result=False) and not padded.pays(x, weight)
+    with compiling_for(90, lambda *_: None):
+        choice = ops.explain(
+            "linear_quantized", x, weight.t(), scale=torch.empty(1, device="meta"), activation="gelu_tanh"
+        )
+    assert choice.implementation == "epilogue" and "copies" in choice.reason
+
+
 @pytest.mark.parametrize("layout, taken, left", [
     ("NT", [(1001, 1003, 1024), (8, 517, 515, 512), (22, 1397, 3603, 64), (3001, 2050, 1000), (6, 2634, 6885, 435)],
      [(4097, 4099, 4104), (4096, 4096, 4099), (300, 301, 50000), (1024, 1003, 8), (8, 512, 512, 515)]),

@@ -156,6 +156,24 @@ def test_the_logits_of_an_ignored_row_are_not_looked_at():
     assert loss.isfinite() and (gradient[4] == 0).all() and gradient.isfinite().all()
 
 
+@pytest.mark.parametrize("classes", [200, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_rows_that_lie_side_by_side_give_what_a_copy_gives(classes, dtype, inplace):
+    """In the layout of the logits; twice if the graph is retained; an ignored row is not looked at."""
+    logits, target = drawn(70, classes, dtype)
+    target[4], logits[4] = -100, torch.nan
+    want = expected(logits[target >= 0], target[target >= 0], 2.0)
+    leaf = logits.t().contiguous().t().requires_grad_()
+    loss = ops.cross_entropy(leaf, target, inplace_backward=inplace)
+    found = [torch.autograd.grad(loss * 2, leaf, retain_graph=not inplace)[0] for _ in range(2 - inplace)]
+    for got in found:
+        assert got.stride() == leaf.stride() and (got[4] == 0).all()
+        torch.testing.assert_close(
+            got[target >= 0].double(), want, rtol=2e-3, atol=1e-6 if dtype == torch.float32 else 2e-4
+        )
+
+
 def test_the_mean_over_no_label_is_nan_and_its_gradient_zero():
     logits, target = drawn()
     loss, gradient = ops.cross_entropy_with_gradient(logits, target.fill_(-100))

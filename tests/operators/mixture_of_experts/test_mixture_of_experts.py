@@ -15,6 +15,7 @@ from weft.operators.mixture_of_experts import kernels
 from weft.operators.mixture_of_experts.dispatch import GROUPED
 from weft.operators.mixture_of_experts.reference import grouped_product as reference
 from weft.operators.mixture_of_experts.reference import ordered, random_offsets, random_places
+from weft.operators.mixture_of_experts.route_top_k import Route
 
 pytestmark = pytest.mark.device
 
@@ -85,6 +86,16 @@ def test_a_route_by_hand():
     assert found.position.tolist() == [[2, 4], [0, 5], [1, 3]]
     torch.testing.assert_close(found.weights, logits.softmax(-1).gather(1, found.experts.long()))
     assert all(t.dtype == torch.int32 for t in found[1:])
+
+
+def test_no_zeros_are_made_for_the_integers_of_a_route(monkeypatch):
+    found, backward = [], Route.backward
+    monkeypatch.setattr(
+        Route, "backward", staticmethod(lambda ctx, *given: (found.append(given[1:]), backward(ctx, *given))[1])
+    )
+    logits = random(9, 7).requires_grad_()
+    torch.autograd.grad(triton("route_top_k")(logits, 2).weights[:, 0].sum(), logits)
+    assert found == [(None,) * 4]
 
 
 @pytest.mark.parametrize(("tokens", "experts", "k"), [(300, 20, 3), (70, 130, 2), (40, 3, 3)])

@@ -12,7 +12,7 @@ from weft import ops, registry
 from weft.bench import cases
 from weft.definition import Declined, workload
 from weft.operators.call import on_gpu
-from weft.operators.sparse import BSR, CSR, SELL, Sparse24, balance, prune_2_4, spmm, spmv
+from weft.operators.sparse import BSR, CSR, SELL, Sparse24, balance, dispatch, prune_2_4, spmm, spmv
 from weft.operators.sparse.pattern import rows_of_elements
 from weft.operators.sparse.products import random_csr
 
@@ -273,6 +273,20 @@ def test_even_rows_are_split_by_rows_and_uneven_ones_by_work():
     found = balance.statistics(drawn(64, 30, 16, rows="even"))
     assert (found.mean, found.longest, found.empty, found.padding) == (16.0, 16, 0, 1.0)
     assert balance.statistics(drawn(5, 4, 0)).empty == 5
+
+
+@pytest.mark.parametrize(
+    ("rows", "most", "transposed"), [("random", 500, "row_split"), ("random", 400, "merge"), ("even", 400, "row_split")]
+)
+def test_few_rows_are_split_by_rows_and_uneven_transposed_ones_by_work(monkeypatch, rows, most, transposed):
+    """Of more elements than a group of lanes may walk, nothing says that a column does not hold them all."""
+    monkeypatch.setattr(dispatch, "LONGEST_ROW", most)
+    matrix, b = drawn(60, 40, 8, rows=rows), vector(120).view(40, 3).requires_grad_()
+    if DEVICE == "cuda" or on_gpu(b):
+        assert ops.explain("spmm", matrix, b).implementation == "row_split"
+        assert ops.explain("spmm", matrix, b, direction="backward").implementation == transposed
+    (got,) = torch.autograd.grad(ops.spmm(matrix, b).sum(), b)
+    torch.testing.assert_close(got, spmm.reference(matrix.transposed(), torch.ones(60, 3, device=DEVICE)))
 
 
 def test_duplicates_add_up_and_order_does_not_matter():

@@ -143,6 +143,7 @@ dropout = Operator(
             *(workload(N=1002, layout=at) for at in ("unaligned", "strided")),
             *(workload(N=21 * n, rows=21, layout=at) for n in (50, 56) for at in ROW_LAYOUTS),
             workload(N=3 * 600, rows=3, layout="sliced"),
+            workload(N=3 * 1203, rows=3, layout="sliced"),
             *(workload(N=2000, values=values) for values in ("large", "tiny", "nonfinite")),
         ],
         "bench": [workload(N=LARGEST, p=p, seed="drawn") for p in (10, 50)],

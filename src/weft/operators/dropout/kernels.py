@@ -28,8 +28,8 @@ def drop(
     """out = scale * x, or 0 where :func:`dropped` says so; x and out are [M, N] of any two strides.
 
     A program takes BLOCK neighbours in row-major order. ORDER says how: ``flat`` of one row; ``rows`` of one of many rows,
-    each of which begins with a group of 8 (elements of one Philox call); ``any`` across the ends of rows; ``divided`` too, where
-    out is contiguous and a multiplication finds the rows (``quotient``).
+    each of which begins with a group of 8 (elements of one Philox call); ``any`` across the ends of rows; ``divided`` too,
+    where out is contiguous and a multiplication finds the rows (``quotient``).
     """
     if ORDER == "rows":
         row, col = place(N, BLOCK)

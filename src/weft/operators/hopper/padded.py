@@ -84,12 +84,13 @@ def whole(t: Tensor) -> bool:
     return fits(t) and t.shape[-1] % 8 == 0
 
 
-def copied(a: Tensor, b: Tensor) -> list[int]:
-    """Elements of each copy that a [.., M, K] times b [.., K, N] needs."""
+def copied(a: Tensor, b: Tensor, result: bool = True) -> list[int]:
+    """Elements of each copy that a [.., M, K] times b [.., K, N] needs; of the ``result`` too unless what reads it takes longer
+    rows."""
     m, n = a.shape[-2], b.shape[-1]
     results = a.shape[:-2].numel() * m * n
     operands = [alone(a).numel()] * (not whole(a)) + [alone(b).numel()] * (not (whole(b) and whole(b.mT)))
-    return operands + [results] * (n % 8 > 0)
+    return operands + [results] * (result and n % 8 > 0)
 
 
 def multiplied(a: Tensor, b: Tensor) -> int:
@@ -105,9 +106,9 @@ def copying(elements: list[int]) -> float:
     return sum(elements) / COPIES + LAUNCH * len(elements)
 
 
-def pays(a: Tensor, b: Tensor) -> bool:
+def pays(a: Tensor, b: Tensor, result: bool = True) -> bool:
     """Whether copies are needed, and take less than what cuBLAS loses."""
-    elements = copied(a, b)
+    elements = copied(a, b, result)
     return bool(elements) and multiplied(a, b) / PRODUCTS > copying(elements)
 
 

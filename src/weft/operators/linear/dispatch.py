@@ -312,7 +312,8 @@ def _quantizing(c: QuantizedCall, given: int = 0) -> Any:
 
 
 def copies_pay(c: LinearCall) -> bool:
-    return c.sm == 90 and c.x.dtype in SIXTEEN_BITS and padded.pays(c.matrix, c.weight.t())
+    """Whether operands' copies do; the epilogue reads a product's longer rows."""
+    return c.sm == 90 and c.x.dtype in SIXTEEN_BITS and padded.pays(c.matrix, c.weight.t(), result=False)
 
 
 def of_product(c: LinearCall, planned: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Cross entropy of long rows that lie side by side, as a transposed matrix has them: statistics of parts of rows, the losses from
-these, and the gradient. Without a gradient the logits are read once, with it twice; no copy by rows is made.
+"""Cross entropy of long rows that lie side by side, as a transposed matrix has them: statistics of parts of rows, the losses
+from these, and the gradient. Without a gradient the logits are read once, with it twice; no copy by rows is made.
 
 A tile has 128 bytes of each column. Rows are cut into parts, since few tiles of whole rows would be too few programs.
 """
@@ -27,8 +27,8 @@ def statistics_of_parts(
     x_ptr, weight_ptr, parts_ptr, height, V, x_row, x_col, weight_stride, cap, SPAN, HAS_WEIGHT: tl.constexpr,
     SMOOTH: tl.constexpr, CAP: tl.constexpr, ACCURATE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of SPAN columns of each row: maximum, sum of exponentials, and with SMOOTH the sum of logits times their weights; parts is
-    fp32 [3, parts, height]. Grid (row tiles, parts). Rows that are ignored are read too: a mask of them would split loads."""
+    """Of SPAN columns of each row: maximum, sum of exponentials, and with SMOOTH the sum of logits times their weights; parts
+    is fp32 [3, parts, height]. Grid (row tiles, parts). Ignored rows are read too: a mask of them would split loads."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     first = tl.program_id(1) * SPAN
     end = tl.minimum(first + SPAN, V)

@@ -33,7 +33,8 @@ from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.hopper import padded
 from weft.operators.launch import multiprocessors
 from weft.operators.layout import rows_of
-from weft.operators.loss import beside, kernels
+from weft.operators.loss import kernels
+from weft.operators.loss.beside import LossBeside, gradient_launch
 from weft.operators.loss.kernels import LabelSums, Sum
 from weft.operators.loss.reference import REDUCTIONS, Options, in_range
 from weft.operators.row_cluster import REASON as CLUSTER
@@ -56,11 +57,6 @@ class RowsCall(Call):
     def __post_init__(self) -> None:
         self.m, self.v = self.x.shape
         self.w = self.x if self.weight is None else self.weight  # what is passed, also where there are no weights
-
-    @property
-    def beside(self) -> bool:
-        """Whether rows of the logits or of their gradient lie side by side."""
-        return any(0 < row < column for row, column in (self.x.stride(), self.dx.stride()))
 
     @property
     def all_weights(self) -> bool:
@@ -402,7 +398,7 @@ def by_rows(finish: Callable[..., Any]) -> tuple[Route, ...]:
     rows = finish(kernels.launch_rows)
     return (
         long,
-        Route("triton", lambda c: c.v > SHORT_BESIDE and c.beside, BESIDE, finish(beside.LossBeside)),
+        Route("triton", lambda c: c.v > SHORT_BESIDE and kernels.beside(c), BESIDE, finish(LossBeside)),
         Route("triton", lambda c: c.v <= ONE_PASS, WHOLE, rows),
         Route("triton", lambda c: True, LONG, rows),
     )
@@ -429,8 +425,12 @@ CHUNK = Dispatch(chunk_call, *by_rows(lambda launch: launch))  # of logits of li
 BACKWARD = Dispatch(  # where the gradient is not made with the loss, or asked for again
     GradientCall.of,
     Route("cuda", lambda c: c.v >= 16384, "16 bytes at a time", launch_cuda_gradient, cluster_unsupported, sm=90),
-    Route("triton", lambda c: c.beside, "tiles of rows that lie side by side",
-          lambda c: beside.gradient_launch(c, c.dloss_stride)),
+    Route(
+        "triton",
+        kernels.beside,
+        "tiles of rows that lie side by side",
+        lambda c: gradient_launch(c, c.dloss_stride),
+    ),
     Route("triton", lambda c: True, "programs over tiles of the logits", kernels.launch_gradient),
 )
 

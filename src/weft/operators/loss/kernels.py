@@ -20,6 +20,7 @@ from torch import Tensor
 
 from weft.operators import row_programs
 from weft.operators.configs import Config, Configurations, bucket, grid_of
+from weft.operators.contiguous import side_by_side
 from weft.operators.launch import INTERPRETING, Plan, Plans, multiprocessors
 from weft.operators.row_programs import candidates, heuristic
 from weft.operators.softmax.kernels import exponential, online_step
@@ -464,11 +465,16 @@ def rows_scalars(c: Any) -> tuple[int | float, ...]:
     return c.m, c.v, *c.x.stride(), c.target.stride(0), c.w.stride(0), *c.dx.stride(), *c.numbers
 
 
+def beside(c: Any) -> bool:
+    """Whether rows of the logits or of their gradient lie side by side."""
+    return side_by_side(c.x) or side_by_side(c.dx)
+
+
 def launch_rows(c: Any) -> Plan:
     """Of ``(x, target, weight, sums, loss, stats, dx)``."""
     configured = with_gradient_configuration if c.at_once else loss_configuration
     config, kernels = configured(c.x.device, c.x.dtype, bucket(c.v)), (cross_entropy_rows, cross_entropy_long_rows)
-    config = row_programs.side_by_side(c.x, c.m, c.v) if c.beside else config
+    config = row_programs.side_by_side(c.x, c.m, c.v) if beside(c) else config
     return row_programs.plan(kernels, config, c.m, c.v, rows_scalars(c), c.flags(GRADIENT=c.at_once))
 
 

@@ -150,7 +150,10 @@ def workloads() -> dict[str, list[Workload]]:
             *(workload(M=7, V=50, reduction=r) for r in ("sum", "none")),
             workload(M=0, V=7, reduction="sum"),
             *(workload(M=9, V=33, layout=layout) for layout in LAYOUTS[1:]),
-            *(workload(M=70, V=300, layout="transposed", **options) for options in ({}, {"reduction": "none"}, everything)),
+            *(
+                workload(M=70, V=300, layout="transposed", **options)
+                for options in ({}, {"reduction": "none"}, everything)
+            ),
             workload(M=5, V=4500, layout="transposed", values="nonfinite", reduction="none", ignored=30),
             workload(M=40, V=50, ignored=40),
             workload(M=4, V=50, ignored=100, reduction="none"),

@@ -27,6 +27,7 @@ class Route(KernelFunction):
         tensors = (logits,) if bias is None else (logits, bias)
         plan = ROUTE.kernel("triton").of(tensors, k, normalise, scoring)
         plan(logits, bias, weights, experts, offsets, source, position)
+        ctx.set_materialize_grads(False)  # of integers: each of the four would be a launch that fills it with zeros
         ctx.save_for_backward(logits, experts, bias)
         ctx.normalise, ctx.scoring = normalise, scoring
         return weights, experts, offsets, source, position

@@ -1,8 +1,8 @@
 """The norms' forward pass over long rows that lie side by side, as a transposed matrix has them.
 
-A tile has 128 bytes of each column. Rows are cut into parts, since few tiles of whole rows would be too few programs; each part's
-mean and sum of squares around it are added up by the pass that writes y, as Chan, Golub & LeVeque do (1983, "Algorithms for
-computing the sample variance").
+A tile has 128 bytes of each column. Rows are cut into parts, since few tiles of whole rows would be too few programs; each
+part's mean and sum of squares around it are added up by the pass that writes y, as Chan, Golub & LeVeque do (1983, "Algorithms
+for computing the sample variance").
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from weft.operators.layout import views
 from weft.operators.normalization.kernels import read, reciprocal_root, scaled, tile, with_copies, write
 
 TILE = 4096  # elements of a program's tile
-MOST_PARTS = 32  # of a row: whoever writes y reads the sums of all
+MOST_PARTS = 32  # of a row: each program that writes y reads the sums of all
 
 
 # ``height`` is the number of rows: here neighbours, so that what divides it matters (``launch.COUNTED``).
@@ -27,8 +27,8 @@ def sums_of_parts(
     x_ptr, r_ptr, h_ptr, sums_ptr, height, N, x_row, x_col, r_row, r_col, h_row, h_col, SPAN, ROWS: tl.constexpr,
     BLOCK: tl.constexpr, CENTERED: tl.constexpr, ADDED: tl.constexpr,
 ):  # fmt: skip
-    """h = x + r, and of SPAN columns of each row: the sum of squares of h, or CENTERED the mean and the sum of squares around it;
-    sums is fp32 [2, parts, height]. Grid (row tiles, parts)."""
+    """h = x + r, and of SPAN columns of each row: the sum of squares of h, or CENTERED the mean and the sum of squares around
+    it; sums is fp32 [2, parts, height]. Grid (row tiles, parts)."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     first = tl.program_id(1) * SPAN
     end = tl.minimum(first + SPAN, N)
@@ -52,7 +52,9 @@ def sums_of_parts(
         squares += x * x
     at = tl.program_id(1).to(tl.int64) * height + row
     if CENTERED:
-        count = tl.maximum((end - first - columns + BLOCK - 1) // BLOCK, 0).to(tl.float32)[None, :]  # that a lane has seen
+        count = tl.maximum((end - first - columns + BLOCK - 1) // BLOCK, 0).to(tl.float32)[
+            None, :
+        ]  # that a lane has seen
         near = tl.sum(around, axis=1) / tl.minimum(end - first, BLOCK)  # from here on sums are of small numbers
         mean = near + tl.sum((around - near[:, None]) * count + total, axis=1) / (end - first)
         off = around - mean[:, None]
@@ -104,7 +106,9 @@ def beside_launch(c: Any) -> Any:
     (m, n, *x_s), (_, _, *r_s), (_, _, *y_s) = views(c.x, residual, torch.empty_like(c.x, device="meta"))
     rows = 128 // c.x.element_size()
     block, tiles = TILE // rows, triton.cdiv(m, rows)
-    wanted = min(triton.cdiv(8 * multiprocessors(c.x.device), tiles), MOST_PARTS)  # eight programs share a multiprocessor
+    wanted = min(
+        triton.cdiv(8 * multiprocessors(c.x.device), tiles), MOST_PARTS
+    )  # eight programs share a multiprocessor
     span = triton.cdiv(triton.cdiv(n, block), wanted) * block
     grid = tiles, triton.cdiv(n, span)
     shape, h_s = {"ROWS": rows, "BLOCK": block}, y_s if norm.added else x_s

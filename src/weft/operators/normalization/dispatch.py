@@ -22,7 +22,7 @@ from weft.operators.autograd import KernelFunction, differentiable, reference_gr
 from weft.operators.call import Choice, eager, guarded, is_distributed, on_gpu, promoted, traced, transformed
 from weft.operators.checks import check_device, check_eps, check_shape, check_tensor, check_vector
 from weft.operators.configs import Config, Configurations, bucket, grid_of
-from weft.operators.contiguous import as_if_contiguous, only_some
+from weft.operators.contiguous import as_if_contiguous, only_some, side_by_side
 from weft.operators.cuda import CTYPES, CudaPlan, flags, not_resident, pointer_aligned, resident, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
 from weft.operators.launch import Plans
@@ -86,8 +86,7 @@ class NormCall(Call):
     @property
     def beside(self) -> bool:
         """Whether rows of a tensor that is read or written lie side by side."""
-        found = views(*(t for _, t in self.read), torch.empty_like(self.x, device="meta"))
-        return any(0 < row < column for *_, row, column in found)
+        return any(map(side_by_side, (*(t for _, t in self.read), torch.empty_like(self.x, device="meta"))))
 
     @property
     def copied(self) -> list[int]:

@@ -98,6 +98,7 @@ dequantize = Operator(
             ),
             *(workload(M=9, N=n, granularity="group", group=g) for n, g in ((96, 32), (60, 7), (60, 100), (65, 1))),
             workload(M=6, N=140, granularity="block", matrices=2),
+            workload(M=140, N=150, granularity="block", layout="transposed"),
             workload(M=1, N=9000, format="fp8_e5m2", granularity="tensor"),
         ],
         "full": [

@@ -305,9 +305,7 @@ def scales_of_strips(
 
 
 @triton.jit
-def tile_of(
-    pid, lines, LENGTH, N, ROWS: tl.constexpr, BLOCK: tl.constexpr, RAGGED: tl.constexpr, BESIDE: tl.constexpr
-):
+def tile_of(pid, lines, LENGTH, N, ROWS: tl.constexpr, BLOCK: tl.constexpr, RAGGED: tl.constexpr, BESIDE: tl.constexpr):
     """This program's outer index, first of ROWS lines and first column, and how many elements there are from there on. BESIDE:
     rows lie side by side; the outer index is of stretches of LENGTH columns, a line's that of a row."""
     across, down = tl.cdiv(LENGTH, BLOCK), tl.cdiv(lines, ROWS)
@@ -323,11 +321,9 @@ def tile_of(
 
 
 @triton.jit
-def read_scale(
-    s_ptr, o, i, col, s_outer, s_line, known, in_columns, MATRIX, BY: tl.constexpr, BESIDE: tl.constexpr
-):
-    """The scales of lines [ROWS, 1], or BY ``column`` [1, BLOCK]. BY ``block``: o (BESIDE: i) is a row of a batch of matrices of
-    MATRIX rows, and 128 rows share their scales."""
+def read_scale(s_ptr, o, i, col, s_outer, s_line, known, in_columns, MATRIX, BY: tl.constexpr, BESIDE: tl.constexpr):
+    """The scales of lines [ROWS, 1], or BY ``column`` [1, BLOCK]. BY ``block``: o (BESIDE: i) is a row of a batch of matrices
+    of MATRIX rows, and 128 rows share their scales."""
     if BY == "column":
         return tl.load(s_ptr + col, mask=in_columns, other=1.0)
     else:

@@ -284,6 +284,8 @@ quantize = Operator(
             workload(M=9, N=90, format="int4", granularity="group", group=6),
             workload(M=260, N=140, granularity="block", matrices=2),
             workload(M=6, N=140, granularity="block", matrices=2, scale="given"),
+            workload(M=140, N=150, granularity="block", layout="transposed", scale="given"),
+            workload(M=40, N=50, format="int4", granularity="group", group=6, layout="transposed", scale="given"),
             *(workload(M=9, N=72, format=f, rounding="stochastic") for f in FORMATS),
             *(workload(M=5, N=75, granularity=g, group=24, rounding="stochastic") for g in GRANULARITIES),
             workload(M=9, N=60, granularity="group", group=7, rounding="stochastic"),

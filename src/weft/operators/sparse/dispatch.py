@@ -1,5 +1,5 @@
 """Which kernel multiplies by a CSR matrix. Gradients take the kernel of forward, by its name (``KERNELS``), with the transposed
-matrix: choosing afresh would wait for the device."""
+matrix, or ``merge`` where its rows may be long (``transposed``): choosing afresh would wait for the device."""
 
 from dataclasses import dataclass
 
@@ -36,12 +36,21 @@ class MatrixCall(Call):
 
     @property
     def few(self) -> bool:
-        """Whether A·B has too few parts, a warp each, to keep a machine busy, and rows short enough to be walked one by one:
-        of A, and in the mean of its transposed, by which gradients multiply."""
-        (m, n), z = self.matrix.shape, self.matrix.stored
-        if self.x.ndim == 1 or z > LONGEST_ROW or max(self.rows.longest, z // max(n, 1)) > SHORT_ROW:
+        """Whether A·B has too few parts, a warp each, to keep a machine busy, and rows short enough to be walked one by one."""
+        if self.x.ndim == 1 or self.rows.longest > SHORT_ROW:
             return False
-        return (m + z) * self.x.shape[1] <= FEW_WARPS * ITEMS * COLUMNS
+        return (self.matrix.shape[0] + self.matrix.stored) * self.x.shape[1] <= FEW_WARPS * ITEMS * COLUMNS
+
+    @property
+    def even(self) -> bool:
+        return self.rows.padding <= MOST_PADDING and self.rows.longest <= LONGEST_ROW
+
+    def transposed(self, kernel: str) -> str:
+        """The kernel for the transposed matrix, by that of the matrix: short rows say nothing of its columns, whose elements
+        one group of lanes would walk."""
+        (_, n), z = self.matrix.shape, self.matrix.stored
+        bounded = z <= LONGEST_ROW and z // max(n, 1) <= SHORT_ROW
+        return kernel if kernel != "row_split" or bounded or self.even else "merge"
 
     @property
     def rows(self) -> RowStatistics:

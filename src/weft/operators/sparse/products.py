@@ -22,7 +22,7 @@ from weft.operators.launch import Plan, Plans
 from weft.operators.random_inputs import random_tensor
 from weft.operators.sparse.balance import statistics
 from weft.operators.sparse.csr import CSR
-from weft.operators.sparse.dispatch import KERNELS, SPMV_AND_SPMM
+from weft.operators.sparse.dispatch import KERNELS, SPMV_AND_SPMM, MatrixCall
 from weft.operators.sparse.pattern import rows_of_elements
 
 
@@ -93,10 +93,10 @@ def gradient_of_values(matrix: CSR, dy: Tensor, b: Tensor) -> Tensor:
 
 class _Product(KernelFunction):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, b: Tensor, matrix: CSR, kernel: str) -> Tensor:
+    def forward(ctx: Any, values: Tensor, b: Tensor, matrix: CSR, kernel: str, transposed: str) -> Tensor:
         # the pattern only so that autograd sees it changed in place before backward
         ctx.save_for_backward(values, b, matrix.row_offsets, matrix.columns)
-        ctx.matrix, ctx.kernel = matrix, kernel
+        ctx.matrix, ctx.kernel = matrix, transposed
         return launch(matrix, b, kernel)
 
     @staticmethod
@@ -108,10 +108,10 @@ class _Product(KernelFunction):
             def product(values: Tensor, b: Tensor) -> Tensor:
                 return reference(matrix.with_values(values), b)
 
-            return *reference_gradients(product, (values, b), ctx.needs_input_grad[:2], (dy,)), None, None
+            return *reference_gradients(product, (values, b), ctx.needs_input_grad[:2], (dy,)), *[None] * 3
         dvalues = gradient_of_values(matrix, dy, b) if ctx.needs_input_grad[0] else None
         db = launch(matrix.transposed(), dy, ctx.kernel) if ctx.needs_input_grad[1] else None
-        return dvalues, db, None, None
+        return dvalues, db, *[None] * 3
 
 
 # ---- A·b -------------------------------------------------------------------------------------------------------------
@@ -156,11 +156,11 @@ def launch(matrix: CSR, b: Tensor, kernel: str) -> Tensor:
     return y
 
 
-def product(matrix: CSR, b: Tensor, kernel: str) -> Tensor:
-    """A·b under autograd, by one of ``KERNELS`` or by ``torch``, the reference."""
+def product(matrix: CSR, b: Tensor, kernel: str, transposed: str = "") -> Tensor:
+    """A·b under autograd, by one of ``KERNELS`` or by ``torch``, the reference; gradients by that or ``transposed``."""
     if kernel == "torch":
         return reference(matrix, b)
-    return differentiable(_Product, matrix.values, b, matrix, kernel)
+    return differentiable(_Product, matrix.values, b, matrix, kernel, transposed or kernel)
 
 
 def choice(matrix: CSR, b: Tensor, direction: str) -> Choice:
@@ -169,9 +169,12 @@ def choice(matrix: CSR, b: Tensor, direction: str) -> Choice:
     if found.implementation == "torch":
         return found
     reason = f"{found.reason} ({statistics(matrix)})"
-    if direction == "backward":
-        reason = f"the transposed matrix by the kernel of forward: {reason}"
-    return dataclasses.replace(found, reason=reason)
+    if direction != "backward":
+        return dataclasses.replace(found, reason=reason)
+    kernel = MatrixCall(matrix, b).transposed(found.implementation)
+    if kernel != found.implementation:
+        return Choice(kernel, f"the transposed matrix, whose rows may be long, in equal parts ({statistics(matrix)})")
+    return Choice(kernel, f"the transposed matrix by the kernel of forward: {reason}")
 
 
 # ---- random matrices: even, random and skewed rows -------------------------------------------------------------------

@@ -7,6 +7,7 @@ from weft.definition import Operator, workload, workloads
 from weft.operators.call import Choice, guarded
 from weft.operators.sparse import products
 from weft.operators.sparse.csr import CSR
+from weft.operators.sparse.dispatch import MatrixCall
 from weft.operators.sparse.kernels import ITEMS
 from weft.operators.sparse.products import cast, check_product, define, implement, loses_a_part, product, reference
 
@@ -91,4 +92,5 @@ def spmm_function(matrix: CSR, b: Tensor) -> Tensor:
     Merge-based parts: Yang, Buluç & Owens, "Design principles for sparse matrix multiplication on the GPU", Euro-Par 2018.
     """
     kernel = choose(matrix, b).implementation
-    return product(*cast(matrix, b), kernel)
+    matrix, b = cast(matrix, b)
+    return product(matrix, b, kernel, MatrixCall(matrix, b).transposed(kernel))
