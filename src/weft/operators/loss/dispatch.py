@@ -385,8 +385,6 @@ def single_program_unsupported(c: LossCall) -> str:
 OTHER_FORM = Route(
     "torch", lambda c: isinstance(c, OtherForm), "class probabilities, or [N, C, d1, …] that no view makes rows"
 )
-SHORT_BESIDE = 256  # columns
-BESIDE = "long rows that lie side by side: statistics of parts of them first"
 FEW = "few logits: the labels' sums, the loss and the gradient in one launch"
 
 
@@ -398,7 +396,9 @@ def by_rows(finish: Callable[..., Any]) -> tuple[Route, ...]:
     rows = finish(kernels.launch_rows)
     return (
         long,
-        Route("triton", lambda c: c.v > SHORT_BESIDE and kernels.beside(c), BESIDE, finish(LossBeside)),
+        Route(
+            "triton", kernels.long_beside, "long rows that lie side by side: parts of them first", finish(LossBeside)
+        ),
         Route("triton", lambda c: c.v <= ONE_PASS, WHOLE, rows),
         Route("triton", lambda c: True, LONG, rows),
     )
@@ -426,10 +426,7 @@ BACKWARD = Dispatch(  # where the gradient is not made with the loss, or asked f
     GradientCall.of,
     Route("cuda", lambda c: c.v >= 16384, "16 bytes at a time", launch_cuda_gradient, cluster_unsupported, sm=90),
     Route(
-        "triton",
-        kernels.beside,
-        "tiles of rows that lie side by side",
-        lambda c: gradient_launch(c, c.dloss_stride),
+        "triton", kernels.beside, "tiles of rows that lie side by side", lambda c: gradient_launch(c, c.dloss_stride)
     ),
     Route("triton", lambda c: True, "programs over tiles of the logits", kernels.launch_gradient),
 )

@@ -390,6 +390,7 @@ def sum_slices(in_ptr, out_ptr, N, each, COLUMNS: tl.constexpr, BLOCK: tl.conste
 # Of a ``LossCall`` or ``GradientCall`` (dispatch.py). Without a weight, sums or gradient any tensor is passed for it.
 
 SLICE = 16384  # rows that one program sums
+SHORT_BESIDE = 256  # columns of rows that lie side by side, of which a program holds whole ones
 
 
 class Sum:
@@ -468,6 +469,10 @@ def rows_scalars(c: Any) -> tuple[int | float, ...]:
 def beside(c: Any) -> bool:
     """Whether rows of the logits or of their gradient lie side by side."""
     return side_by_side(c.x) or side_by_side(c.dx)
+
+
+def long_beside(c: Any) -> bool:
+    return c.v > SHORT_BESIDE and beside(c)
 
 
 def launch_rows(c: Any) -> Plan:
