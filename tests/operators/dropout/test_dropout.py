@@ -7,6 +7,7 @@ from refused import EITHER, bad, test_it_is_refused_in_words_that_help  # noqa: 
 from where import DEVICE
 
 from weft import ops
+from weft.operators.dropout import dispatch
 from weft.operators.dropout import dropout as dropout_module
 from weft.operators.dropout.philox import at_least, words
 
@@ -39,8 +40,11 @@ def test_the_kernel_takes_sixteen_bits_of_each_word_in_order():
         assert mask.tolist() == [half >= threshold for half in halves]
 
 
-@pytest.mark.parametrize("columns", [88, 83])
-def test_the_mask_is_one_for_every_dtype_and_layout(columns):
+@pytest.mark.parametrize(("columns", "copied_from"), [(88, 2**18), (83, 2**18), (83, 0)])
+def test_the_mask_is_one_for_every_dtype_and_layout(columns, copied_from, monkeypatch):
+    monkeypatch.setattr(dispatch, "COPIED_FROM", copied_from)
+    for plans in (dispatch.DROPOUT, dispatch.DROPOUT.kernel("triton")):
+        plans.known.clear()
     shape = (24, columns)
     want = at_least(shape, 7, 3, 2**14, torch.device(DEVICE))
     for dtype in (torch.float32, torch.float16):

@@ -13,6 +13,7 @@ from torch import Tensor
 from weft.operators.call import FLOATS
 from weft.operators.checks import check_device, check_eps, check_same, check_tensor
 from weft.operators.configs import Config, Configurations, bucket
+from weft.operators.contiguous import as_if_contiguous, contiguous, side_by_side
 from weft.operators.cuda import not_resident
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.dropout import kernels, norm_kernels
@@ -26,6 +27,8 @@ from weft.operators.normalization.kernels import with_copies
 from weft.operators.row_programs import ONE_PASS
 
 # ---- dropout ---------------------------------------------------------------------------------------------------------
+
+COPIED_FROM = 2**18  # elements; fewer are read out of L2 in less time than another launch takes
 
 
 class DropoutCall(Call):
@@ -45,15 +48,18 @@ def not_launchable(c: DropoutCall) -> str:
 
 
 class DropoutPlan:
-    """Call with ``(x, seed, offset)``; returns the result."""
+    """Call with ``(x, seed, offset)``; returns the result. Many rows that lie side by side are copied, since neighbours that
+    share random numbers are far apart; the result then is the copy."""
 
     def __init__(self, c: DropoutCall):
         self.threshold, self.in_memory = c.threshold, c.in_memory
         self.numbers = (c.threshold * 2**16 - 1, scale_of(c.threshold))
-        self.plan: Any = kernels.plan(c.x, c.in_memory)
+        self.copied = c.x.numel() >= COPIED_FROM and side_by_side(c.x)
+        self.plan: Any = kernels.plan(as_if_contiguous(c.x) if self.copied else c.x, c.in_memory)
 
     def __call__(self, x: Tensor, seed: Any, offset: int) -> Tensor:
-        out = torch.empty_like(x)
+        x = contiguous(x) if self.copied else x
+        out = x if self.copied else torch.empty_like(x)
         if not self.threshold:
             return out.copy_(x)
         if self.in_memory:

@@ -18,7 +18,6 @@ from weft.operators.softmax.kernels import exponential, online_step
 
 TILE = 4096  # elements of a program's tile
 MOST_PARTS = 32  # of a row
-GRADIENT_WARPS = 4  # 32 elements a thread, which share what is known of its rows
 
 
 # ``height`` is the number of rows: here neighbours, so that what divides it matters (``launch.COUNTED``).
@@ -59,7 +58,7 @@ def statistics_of_parts(
         tl.store(at + 2 * each, tl.sum(weighted, axis=1), mask=row < height)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def losses_of_parts(
     x_ptr, target_ptr, weight_ptr, sums_ptr, parts_ptr, loss_ptr, stats_ptr, M, V, x_row, x_col, target_stride, weight_stride,
     ignore, smoothing, z, cap, parts, HAS_WEIGHT: tl.constexpr, MEAN: tl.constexpr, SMOOTH: tl.constexpr, CAP: tl.constexpr,
@@ -137,7 +136,8 @@ def gradient_beside(
 def parts_of(x: Tensor) -> tuple[tuple[int, int], int, dict[str, int]]:
     """The grid (row tiles, parts), the columns of a part, and a program's tile."""
     (m, v), rows = x.shape, 128 // x.element_size()
-    tiles, block = triton.cdiv(m, rows), TILE // rows
+    scalar = x.stride(1) * x.element_size() % 8 > 0  # threads load single elements, whose addresses take registers
+    tiles, block = triton.cdiv(m, rows), TILE // (2 if scalar else 1) // rows
     wanted = min(triton.cdiv(8 * multiprocessors(x.device), tiles), MOST_PARTS)  # eight share a multiprocessor
     span = triton.cdiv(triton.cdiv(v, block), wanted) * block
     return (tiles, triton.cdiv(v, span)), span, {"ROWS": rows, "BLOCK": block}
@@ -171,4 +171,4 @@ def gradient_launch(c: Any, dloss_stride: int, scaled: bool = True) -> Plan:
     (m, v), (grid, span, shape) = c.x.shape, parts_of(c.x)
     strides = (*c.x.stride(), c.target.stride(0), c.w.stride(0), dloss_stride, *c.dx.stride())
     constants = {**c.flags(), "SCALED": scaled, **shape}
-    return Plan(gradient_beside, grid, (m, v, *strides, *c.numbers, span), constants, GRADIENT_WARPS)
+    return Plan(gradient_beside, grid, (m, v, *strides, *c.numbers, span), constants, 8)

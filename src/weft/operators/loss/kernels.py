@@ -390,7 +390,7 @@ def sum_slices(in_ptr, out_ptr, N, each, COLUMNS: tl.constexpr, BLOCK: tl.conste
 # Of a ``LossCall`` or ``GradientCall`` (dispatch.py). Without a weight, sums or gradient any tensor is passed for it.
 
 SLICE = 16384  # rows that one program sums
-SHORT_BESIDE = 256  # columns of rows that lie side by side, of which a program holds whole ones
+SHORT_BESIDE = 64  # columns of rows that lie side by side, of which a program holds enough whole ones
 
 
 class Sum:
@@ -479,7 +479,6 @@ def launch_rows(c: Any) -> Plan:
     """Of ``(x, target, weight, sums, loss, stats, dx)``."""
     configured = with_gradient_configuration if c.at_once else loss_configuration
     config, kernels = configured(c.x.device, c.x.dtype, bucket(c.v)), (cross_entropy_rows, cross_entropy_long_rows)
-    config = row_programs.side_by_side(c.x, c.m, c.v) if beside(c) else config
     return row_programs.plan(kernels, config, c.m, c.v, rows_scalars(c), c.flags(GRADIENT=c.at_once))
 
 

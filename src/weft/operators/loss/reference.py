@@ -192,6 +192,7 @@ def workloads() -> dict[str, list[Workload]]:
             workload(M=64, V=4096, **everything),
             *(workload(M=64, V=v) for v in (32000, 2**16)),
             workload(M=64, V=4096, layout="transposed", **everything),
+            workload(M=2**18, V=300, layout="transposed"),
         ],
         "tune": [
             workload(d, M=2**28 // v, V=v)

@@ -386,7 +386,7 @@ PERSISTENT = (
     "LayerNorm of 131,072 columns and more: clusters of blocks keep the weight in registers and take row after row"
 )
 CLUSTER = "16,384 columns or more: a cluster of blocks holds a row"
-SHORT_BESIDE = 1024  # columns
+SHORT_BESIDE = 2048  # columns
 BESIDE = "longer rows that lie side by side: sums of parts of them first"
 WHOLE = "a program holds whole rows in registers"
 TWICE = "a program reads a row twice, the second time out of L2"

@@ -173,7 +173,7 @@ def define(norm: Any, eps: float, **sets: list[Workload]) -> dict[str, Any]:
                 *points(*SHAPES),
                 *points((0, 7), (7, 0)),
                 *(w for layout in LAYOUTS[1:] for w in points((9, 33), layout=layout)),
-                *points((70, 1100), layout="transposed"),
+                *points((70, 2100), layout="transposed"),
                 *points((9, 40), (9, 8192), weight=False),
                 *points((9, 40), weight_layout="strided"),
                 *([*points((9, 40), bias=False), *points((9, 300), offset=100)] if centered else []),

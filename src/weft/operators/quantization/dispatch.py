@@ -143,7 +143,7 @@ class Lined(Call):
             return Lines(1, m, n, n, whole=True)
         if scheme.granularity == "group" and flat and n % length == 0:
             return Lines(1, m * n // length, length, m * n)
-        if self.given and self.beside:
+        if self.given and self.beside and (scheme.granularity != "block" or m == self.x.shape[-2]):
             return Lines(-(-n // length), m, length, n, beside=True)
         return Lines(m, -(-n // length), length, n)
 
@@ -317,7 +317,7 @@ def lines_plan(c: QuantizeCall) -> Plan:
     if c.beside and over.whole:
         rows = 64 // c.x.element_size()
         config = {"ROWS": rows, "num_warps": min(max(rows * bucket(over.length) // 1024, 1), 32)}
-    elif over.whole and over.length <= 1024 and in_pieces(c.x):
+    elif over.whole and over.length <= 512 and c.x.element_size() == 2 and in_pieces(c.x):
         config = fitted(config, c.x, over.length, True)
     scalars, warps = (*over.sizes, *steps(c)), config["num_warps"]
     if over.length > ONE_PASS:

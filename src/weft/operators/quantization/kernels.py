@@ -322,13 +322,13 @@ def tile_of(pid, lines, LENGTH, N, ROWS: tl.constexpr, BLOCK: tl.constexpr, RAGG
 
 @triton.jit
 def read_scale(s_ptr, o, i, col, s_outer, s_line, known, in_columns, MATRIX, BY: tl.constexpr, BESIDE: tl.constexpr):
-    """The scales of lines [ROWS, 1], or BY ``column`` [1, BLOCK]. BY ``block``: o (BESIDE: i) is a row of a batch of matrices
-    of MATRIX rows, and 128 rows share their scales."""
+    """The scales of lines [ROWS, 1], or BY ``column`` [1, BLOCK]. BY ``block``: o is a row of a batch of matrices of MATRIX
+    rows (BESIDE: i is one of a single matrix), and 128 rows share their scales."""
     if BY == "column":
         return tl.load(s_ptr + col, mask=in_columns, other=1.0)
     else:
         if BY == "block" and BESIDE:
-            i = i // MATRIX * tl.cdiv(MATRIX, 128) + i % MATRIX // 128
+            i = i >> 7
         elif BY == "block":
             o = o // MATRIX * tl.cdiv(MATRIX, 128) + o % MATRIX // 128
         return tl.load(s_ptr + o * s_outer + i * s_line, mask=known, other=1.0)[:, None]

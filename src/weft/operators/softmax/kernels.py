@@ -9,22 +9,25 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from weft.operators import row_programs
 from weft.operators.configs import Config, Configurations, bucket
+from weft.operators.cuda import pointer_aligned
 from weft.operators.launch import Plan
+from weft.operators.layout import views
 from weft.operators.row_programs import candidates, fitted, heuristic, in_pieces, lie_apart, side_by_side, tail_of
 
 
 @triton.jit
 def exponential(t, ACCURATE: tl.constexpr):
     """exp(t) for t <= 0. ``tl.exp`` multiplies by log2(e) and takes ``ex2``: the product's rounding alone costs |t|/2 ulp.
-    ACCURATE splits the product into integer and fraction with a compensation term, for fp32 results as exact as PyTorch's."""
+    ACCURATE splits the product, which is never rounded as a whole, into integer and fraction, for fp32 results as exact as
+    PyTorch's. (Of a rounded product and what it lost a compiler that fuses the next sum counts the loss twice.)"""
     if ACCURATE:
-        hi = t * 1.4426950408889634
-        lo = tl.fma(t, 1.4426950216293335, -hi) + t * 1.9259629911266174e-8  # log2(e) as a sum of two floats
-        whole = tl.floor(hi + 0.5)
-        scaled = tl.exp2(tl.where(whole < -200.0, -200.0, whole)) * tl.exp2((hi - whole) + lo)
+        whole = tl.floor(tl.fma(t, 1.4426950216293335, 0.5))
+        rest = tl.fma(t, 1.9259629911266174e-8, tl.fma(t, 1.4426950216293335, -whole))  # log2(e) as a sum of two floats
+        scaled = tl.exp2(tl.where(whole < -200.0, -200.0, whole)) * tl.exp2(rest)
         return tl.where(t < -150.0, 0.0, scaled)
     else:
         return tl.exp(t)
@@ -125,6 +128,68 @@ def softmax_long_rows(
         else:
             y = exponential(x - row_maximum, ACCURATE) * factor
         tl.store(y_ptr + c * y_col, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def vectors_of(ptr, c, begin, end, VECTOR: tl.constexpr, WHOLE: tl.constexpr):
+    """[vectors, VECTOR] of fp32: the elements c (from a multiple of VECTOR on) of memory that begins on 16 bytes; -inf where
+    they are not of begin … end. WHOLE: all of them are."""
+    if WHOLE:
+        x = tl.load(ptr + c, eviction_policy="evict_last").to(tl.float32)
+    else:
+        x = tl.load(ptr + c, mask=c // VECTOR * VECTOR < end, other=-float("inf"), eviction_policy="evict_last")
+        x = tl.where((c >= begin) & (c < end), x.to(tl.float32), -float("inf"))
+    return tl.reshape(x, [c.shape[0] // VECTOR, VECTOR])
+
+
+@triton.jit
+def vectors_step(x, maximum, total, ACCURATE: tl.constexpr):
+    """:func:`online_step` of vectors, of which each has one maximum: an exponential an element and one a vector."""
+    higher = tl.maximum(maximum, tl.max(x, axis=1), propagate_nan=tl.PropagateNan.ALL)
+    base = tl.where(higher == -float("inf"), 0.0, higher)
+    each = tl.sum(exponential(x - base[:, None], ACCURATE), axis=1)
+    return higher, total * exponential(maximum - base, ACCURATE) + each
+
+
+@triton.jit
+def softmax_vectors(
+    x_ptr, y_ptr, M, N, x_row, x_col, y_row, y_col,
+    LOG: tl.constexpr, ACCURATE: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """The same for a row that begins anywhere, of adjacent elements, in x and y equally far behind 16 bytes: it is read from
+    there on, VECTOR elements at a time. (An access of 16 bytes that has an element of x is one of memory that there is.)"""
+    row = tl.program_id(0).to(tl.int64)
+    address = (x_ptr + row * x_row).to(tl.int64)
+    begin = (address % 16 // (16 // VECTOR)).to(tl.int32)
+    end = begin + N
+    x_ptr = tl.multiple_of((address - address % 16).to(x_ptr.dtype), 16)
+    address = (y_ptr + row * y_row).to(tl.int64)
+    y_ptr = tl.multiple_of((address - address % 16).to(y_ptr.dtype), 16)
+    maximum = tl.full([BLOCK // VECTOR], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK // VECTOR], tl.float32)
+    for start in range(0, end, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        if (start > 0) & (start + BLOCK <= end):
+            x = vectors_of(x_ptr, c, begin, end, VECTOR, True)
+        else:
+            x = vectors_of(x_ptr, c, begin, end, VECTOR, False)
+        maximum, total = vectors_step(x, maximum, total, ACCURATE)
+    row_maximum = tl.max(maximum, axis=0)
+    row_total = tl.sum(total * exponential(maximum - row_maximum, ACCURATE), axis=0)  # NaN when all are -inf
+    if LOG:
+        factor = tl.log(row_total)
+    else:
+        factor = tl.div_rn(1.0, row_total)
+    for start in range(0, end, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        if (start > 0) & (start + BLOCK <= end):
+            x = tl.reshape(vectors_of(x_ptr, c, begin, end, VECTOR, True), [BLOCK])
+            y = (x - row_maximum) - factor if LOG else exponential(x - row_maximum, ACCURATE) * factor
+            tl.store(y_ptr + c, y.to(y_ptr.dtype.element_ty))
+        else:
+            x = tl.reshape(vectors_of(x_ptr, c, begin, end, VECTOR, False), [BLOCK])
+            y = (x - row_maximum) - factor if LOG else exponential(x - row_maximum, ACCURATE) * factor
+            tl.store(y_ptr + c, y.to(y_ptr.dtype.element_ty), mask=(c >= begin) & (c < end))
 
 
 # ---- softmax with a mask -----------------------------------------------------------------------------------------------
@@ -350,11 +415,20 @@ def in_two(n: int, name: str) -> Config:
     return {"ROWS": max(512 // block, 1), "num_warps": max(block // 512, 1), "TAIL": tail}
 
 
+def begin_alike(x: Tensor, y: Tensor) -> bool:
+    """Whether rows of adjacent elements begin equally far behind 16 bytes; y is memory of its own."""
+    (_, _, x_row, x_col), (_, _, y_row, y_col) = views(x, y)
+    return x_col == y_col == 1 and pointer_aligned(x) and (x_row - y_row) * x.element_size() % 16 == 0
+
+
 def launch_rows(c: Any) -> Plan:
     config, (scalars, flags) = CONFIGURATIONS[c.name](c.x.device, c.x.dtype, bucket(c.n)), c.arguments
     pieces, beside = in_pieces(*c.tensors), lie_apart(c.strides) and "ROWS" in c.triton[1].arg_names
     if beside:
         config = side_by_side(c.x, c.m, c.n, 64 if len(c.tensors) == 2 else 128)
+    elif pieces and c.n > 8192 and c.name in ("forward", "log_softmax") and begin_alike(*c.tensors) and not c.traced:
+        tile = {"BLOCK": 8192, "VECTOR": 16 // c.x.element_size()}
+        return Plan(softmax_vectors, (c.m,), (c.m, *scalars), {**flags, **tile}, 16)
     elif pieces and c.n > 8192 and c.name in ("forward", "log_softmax"):
         config = {"ROWS": 1, "BLOCK": 4096, "num_warps": 8}  # less padding, and more rows in flight
     else:
