@@ -237,12 +237,14 @@ def definition(
                 *points((4, 33), dim=0),
                 *points((9, 150), (2, 600), (3, 1101), (1, 5000)),  # rows in two tiles
                 *points((2, 33000)),
+                *points((9, 8203)),  # rows that begin anywhere
+                *points((3, 9001), values="nonfinite"),
             ],
             "full": [workload(M=2, N=n) for n in (2**15, 2**15 + 1, 2**16 + 8, 2**17, 2**18)],
             "huge": [workload("bf16", M=2**14 + 1, N=2**17), workload("bf16", M=2**23 + 3, N=257)],
             "bench": [workload(M=2**28 // n, N=n) for n in WIDTHS],
             "quick": [workload(M=2**22 // n, N=n) for n in (1024, 4096)],
-            "compile": [workload(M=64, N=n) for n in (100, 603, 4096, 2**16)],
+            "compile": [workload(M=64, N=n) for n in (100, 603, 4096, 9001, 2**16)],
             "tune": [
                 workload(d, M=2**28 // n, N=n)
                 for d in ("fp32", "bf16")
