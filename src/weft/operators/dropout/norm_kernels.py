@@ -20,7 +20,7 @@ from weft.operators.dropout.philox import dropped
 from weft.operators.dropout.shifted import lie_alike, read_tile, rows_of, shift_of, takes_last, write_tile
 from weft.operators.launch import Plan, multiprocessors
 from weft.operators.layout import views
-from weft.operators.normalization.kernels import ONE_PASS_BACKWARD, backward_heuristic
+from weft.operators.normalization.kernels import ONE_PASS_BACKWARD, backward_heuristic, guarded
 from weft.operators.row_programs import candidates, heuristic, in_pieces, lie_apart, row_tiles, side_by_side
 
 LEAST_BLOCK = 8  # a group of elements with one random number
@@ -109,7 +109,7 @@ def backward_rows(
     h_ptr, dy_ptr, dh_ptr, w_ptr, dr_ptr, dx_ptr, partial_ptr,
     seed_ptr, seed: tl.uint64, offset: tl.uint64, last: tl.uint32, scale: tl.float32,
     M, N, dy_row, dy_col, dh_row, dh_col, eps,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr, SEED_IN_MEMORY: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, PER: tl.constexpr, SEED_IN_MEMORY: tl.constexpr, GUARDED: tl.constexpr,
 ):  # fmt: skip
     """dr = dh + rstd * (w*dy - xhat * mean(w*dy * xhat)), xhat = h * rstd; dx = dropout(dr); partial[program, :] = sum over its
     rows of dy * xhat. A persistent grid: program p takes row blocks p, p + programs, …"""
@@ -124,7 +124,9 @@ def backward_rows(
         h = read_rows(h_ptr, row, col, N, 1, inside)
         dy = read_rows(dy_ptr, row, col, dy_row, dy_col, inside)
         dh = read_rows(dh_ptr, row, col, dh_row, dh_col, inside)
-        rstd = tl.where(row < M, tl.rsqrt(tl.sum(h * h, axis=1) / N + eps), 0.0)[:, None]  # eps may be 0
+        rstd = tl.rsqrt(tl.sum(h * h, axis=1) / N + eps)[:, None]
+        if GUARDED:
+            rstd = tl.where((row < M)[:, None], rstd, 0.0)
         xhat, g = h * rstd, dy * w
         dw += dy * xhat
         dr = dh + rstd * (g - xhat * (tl.sum(g * xhat, axis=1) / N)[:, None])
@@ -246,7 +248,7 @@ def gradient_rows(c: Any) -> GradientPlan:
     """Of a ``GradientCall`` (dispatch.py)."""
     (m, n, *_), (_, _, *dy_strides), (_, _, *dh_strides) = views(c.h, c.dy, c.dh)
     config = backward_configuration(c.h.device, c.h.dtype, bucket(n))
-    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n, LEAST_BLOCK), **_random(c)}
+    tile = {"ROWS": config["ROWS"], "BLOCK": bucket(n, LEAST_BLOCK), **_random(c), "GUARDED": guarded(c.eps)}
     each = config["PROGRAMS"]
     if c.h.element_size() == 2 and bucket(n) == 256 and not in_pieces(c.h, c.dy, c.dh):
         each = 25 if c.in_memory else 28  # what registers hold, 80 or 72 a thread (192 columns: 139 to 110 µs)

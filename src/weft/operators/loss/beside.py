@@ -136,8 +136,10 @@ def gradient_beside(
 def parts_of(x: Tensor) -> tuple[tuple[int, int], int, dict[str, int]]:
     """The grid (row tiles, parts), the columns of a part, and a program's tile."""
     (m, v), rows = x.shape, 128 // x.element_size()
-    scalar = x.stride(1) * x.element_size() % 8 > 0  # threads load single elements, whose addresses take registers
-    tiles, block = triton.cdiv(m, rows), TILE // (2 if scalar else 1) // rows
+    single = (
+        x.element_size() == 4 and x.stride(1) % 2 > 0
+    )  # fp32 by single elements: fewer, for their addresses' registers
+    tiles, block = triton.cdiv(m, rows), TILE // (2 if single else 1) // rows
     wanted = min(triton.cdiv(8 * multiprocessors(x.device), tiles), MOST_PARTS)  # eight share a multiprocessor
     span = triton.cdiv(triton.cdiv(v, block), wanted) * block
     return (tiles, triton.cdiv(v, span)), span, {"ROWS": rows, "BLOCK": block}
@@ -171,4 +173,5 @@ def gradient_launch(c: Any, dloss_stride: int, scaled: bool = True) -> Plan:
     (m, v), (grid, span, shape) = c.x.shape, parts_of(c.x)
     strides = (*c.x.stride(), c.target.stride(0), c.w.stride(0), dloss_stride, *c.dx.stride())
     constants = {**c.flags(), "SCALED": scaled, **shape}
-    return Plan(gradient_beside, grid, (m, v, *strides, *c.numbers, span), constants, 8)
+    warps = 4 if scaled else 8  # measured; it is a matter of registers
+    return Plan(gradient_beside, grid, (m, v, *strides, *c.numbers, span), constants, warps)

@@ -105,9 +105,9 @@ def beside_launch(c: Any) -> Any:
     norm, residual = c.config, c.x if c.residual is None else c.residual
     (m, n, *x_s), (_, _, *r_s), (_, _, *y_s) = views(c.x, residual, torch.empty_like(c.x, device="meta"))
     rows = 128 // c.x.element_size()
-    # where threads load single elements half as many each, for the registers of their addresses
-    scalar = any(column * c.x.element_size() % 8 for _, column in (x_s, r_s, y_s))
-    block, tiles = TILE // (2 if scalar else 1) // rows, triton.cdiv(m, rows)
+    # fp32 by single elements: half as many a thread, for the registers of their addresses
+    single = c.x.element_size() == 4 and any(column % 2 for _, column in (x_s, r_s, y_s))
+    block, tiles = TILE // (2 if single else 1) // rows, triton.cdiv(m, rows)
     wanted = min(
         triton.cdiv(8 * multiprocessors(c.x.device), tiles), MOST_PARTS
     )  # eight programs share a multiprocessor

@@ -30,7 +30,7 @@ from weft.operators.quantization.formats import (
     values_shape,
 )
 from weft.operators.quotient import quotient
-from weft.operators.row_programs import ONE_PASS, candidates, fitted, heuristic, in_pieces
+from weft.operators.row_programs import ONE_PASS, candidates, heuristic, in_pieces
 
 VECTORS = Path(__file__).parent / "vectors.cu"
 WRAP = 8192  # columns that a tensor without gaps is read by where rows do not matter
@@ -317,8 +317,9 @@ def lines_plan(c: QuantizeCall) -> Plan:
     if c.beside and over.whole:
         rows = 64 // c.x.element_size()
         config = {"ROWS": rows, "num_warps": min(max(rows * bucket(over.length) // 1024, 1), 32)}
-    elif over.whole and over.length <= 512 and c.x.element_size() == 2 and in_pieces(c.x):
-        config = fitted(config, c.x, over.length, True)
+    elif over.whole and over.length <= 512 // (c.x.element_size() // 2) and in_pieces(c.x):
+        block = bucket(over.length, 16)  # few warps: threads load single elements (row_programs.fitted)
+        config = {"ROWS": 1024 // block, "num_warps": 2 if block == 512 else 1}
     scalars, warps = (*over.sizes, *steps(c)), config["num_warps"]
     if over.length > ONE_PASS:
         grid = (over.outer * over.lines,)

@@ -427,8 +427,9 @@ def launch_rows(c: Any) -> Plan:
     if beside:
         config = side_by_side(c.x, c.m, c.n, 64 if len(c.tensors) == 2 else 128)
     elif pieces and c.n > 8192 and c.name in ("forward", "log_softmax") and begin_alike(*c.tensors) and not c.traced:
-        tile = {"BLOCK": 8192, "VECTOR": 16 // c.x.element_size()}
-        return Plan(softmax_vectors, (c.m,), (c.m, *scalars), {**flags, **tile}, 16)
+        block, warps = (8192, 16) if c.n > row_programs.ONE_PASS else (2048, 8)
+        tile = {"BLOCK": block, "VECTOR": 16 // c.x.element_size()}
+        return Plan(softmax_vectors, (c.m,), (c.m, *scalars), {**flags, **tile}, warps)
     elif pieces and c.n > 8192 and c.name in ("forward", "log_softmax"):
         config = {"ROWS": 1, "BLOCK": 4096, "num_warps": 8}  # less padding, and more rows in flight
     else:
