@@ -23,6 +23,8 @@ from weft.operators.launch import INTERPRETING, Plan, multiprocessors, target_sm
 CODES = (torch.float8_e4m3fn, torch.int8)  # what a cache may hold besides numbers of q's dtype
 OPTIONAL = ("lengths", "page_table", "sinks", "alibi", "k_scale", "v_scale", "plan")  # tensors that a call may have
 EARLY = True
+AHEAD = True
+HALVES = CODES
 CHUNK = 512  # keys of a part where its bits must not depend on the batch
 NO_LATENT = (
     "at most 256: for latent attention (MLA, 576 and 512) multiply the latent cache up to keys and values of each head "
@@ -173,22 +175,27 @@ def checked_options(
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
-def heuristic(sm: int, dtype: torch.dtype, d: int, rows: int) -> Config:
-    """``dtype`` of the cache, rows of a tile. ``programs`` are those that share a multiprocessor. Measured on an H200:
-    few large tiles in flight reach the bandwidth of the memory, many small ones do not."""
+def heuristic(sm: int, dtype: torch.dtype, d: int, rows: int, scattered: bool) -> Config:
+    """``dtype`` of the cache, rows of a tile, whether pages do not divide it. ``programs`` are those that share a
+    multiprocessor. Measured on an H200: few large tiles in flight reach the bandwidth of the memory, many small ones do not;
+    but each key's address by itself costs registers and time."""
     if INTERPRETING:
         return {"N": 32, "num_warps": 4, "num_stages": 1, "programs": 2}
     if dtype == torch.float32:
         return {"N": 32 if d <= 64 else 16, "num_warps": 4, "num_stages": 2, "programs": 2}
     much = shared_limit(sm) > 2**17
-    n = 128 if much and d <= 128 and rows <= 32 else 64 if d <= 128 or much else 32
-    each = 4 * n * d * dtype.itemsize  # two tiles of k and of v are in flight
-    return {"N": n, "num_warps": 4, "num_stages": 3, "programs": max(1, min(2, shared_limit(sm) // (each + 2**13)))}
+    if not much or rows > 32 or scattered:
+        n = 64 if d <= 128 else 32
+    else:
+        n = 64 if d > 128 else 128 if d > 64 or dtype.itemsize == 1 else 256
+    stages = 4 if scattered and much else 3
+    each = 2 * (stages - 1) * n * d * dtype.itemsize  # tiles of k and of v that are in flight
+    return {"N": n, "num_warps": 4, "num_stages": stages, "programs": max(1, min(2, shared_limit(sm) // (each + 2**13)))}
 
 
-def candidates(sm: int, dtype: torch.dtype, d: int, rows: int) -> Any:
-    for c in grid_of({"N": (32, 64, 128), "num_warps": (1, 2, 4), "num_stages": (2, 3, 4), "programs": (1, 2, 3, 4)}):
-        if c["num_stages"] * c["N"] * 2 * d * dtype.itemsize * c["programs"] <= shared_limit(sm):
+def candidates(sm: int, dtype: torch.dtype, d: int, rows: int, scattered: bool) -> Any:
+    for c in grid_of({"N": (32, 64, 128, 256), "num_warps": (4, 8), "num_stages": (2, 3, 4), "programs": (1, 2, 3)}):
+        if 2 * (c["num_stages"] - 1) * c["N"] * d * dtype.itemsize * c["programs"] <= shared_limit(sm):
             yield c
 
 
@@ -208,7 +215,8 @@ class Layout:
     @classmethod
     def of(cls, c: DecodeCall) -> "Layout":
         m = min(bucket(c.rows, 16), 64)
-        config = configuration(c.q.device, c.k.dtype, max(bucket(c.d), bucket(c.dv)), m)
+        scattered = c.paged and (c.page < 8 or bucket(c.page) != c.page)
+        config = configuration(c.q.device, c.k.dtype, max(bucket(c.d), bucket(c.dv)), m, scattered)
         room = multiprocessors(c.q.device) * config["programs"]
         return cls(config, m, min(bucket(c.rows), m), triton.cdiv(c.rows, m), room)
 
@@ -300,14 +308,14 @@ class Decode:
         shared = {
             **widths, "M": layout.M, "N": config["N"], "KEPT": layout.kept, "SPLIT": split, "LENGTHS": "lengths" in given,
             "SINKS": "sinks" in given, "LEFT": o.left is not None, "RIGHT": o.right is not None, "SCALED": "k_scale" in given,
-            "HALF": self.codes and c.q.dtype != torch.float32, "LSE": o.lse,
+            "HALF": c.k.dtype in HALVES and c.q.dtype != torch.float32, "LSE": o.lse,
         }  # fmt: skip
         early = EARLY and not INTERPRETING and c.sm >= 90  # programmatic dependent launch
         scale = c.d**-0.5 if o.scale is None else o.scale
         numbers = (*sizes, c.k.shape[0] if c.paged else 0, *divided, scale, o.softcap or 1.0)
         strides = (*c.q.stride(), *c.k.stride(), *c.v.stride(), *result, *table, *alibi, *of_scales)
         constants = {
-            "D": c.d, "D_COLS": bucket(c.d), **shared, "PAGE": c.page, "FORMAT": _format(c), "SOFTCAP": o.softcap is not None,
+            "D": c.d, "D_COLS": bucket(c.d), **shared, "PAGE": c.page, "ALIKE": c.k.stride() == c.v.stride(), "FORMAT": _format(c), "AHEAD": AHEAD and c.k.dtype in CODES, "SOFTCAP": o.softcap is not None,
             "ALIBI": slopes is not None, "ACCURATE": c.q.dtype == torch.float32, "EARLY": early and split != "whole",
         }  # fmt: skip
         warps, stages = config["num_warps"], config["num_stages"]
@@ -341,7 +349,7 @@ class Decode:
 def _format(c: DecodeCall) -> str:
     """How codes of a cache become numbers."""
     if c.k.dtype != torch.float8_e4m3fn:
-        return ""
+        return "int8" if c.k.dtype == torch.int8 and c.k.dtype in HALVES else ""
     return "fp8_by_bits" if INTERPRETING or target_sm(c.q.device) < 89 else "fp8"
 
 

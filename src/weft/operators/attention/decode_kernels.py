@@ -63,14 +63,48 @@ def part_of(
 
 
 @triton.jit
-def page_of(table_ptr, n, stop, pages, table_s, PAGE: tl.constexpr, N: tl.constexpr):
-    """The page of each key of a tile, -1 where there is none."""
-    if PAGE % N == 0:  # a tile is of one page
-        page = tl.load(table_ptr + n // PAGE * table_s, mask=n < stop, other=-1) + tl.zeros([N], tl.int32)
+def pages_of(table_ptr, n, stop, pages, table_s, PAGE: tl.constexpr, N: tl.constexpr):
+    """The pages of a tile of keys, -1 for none: [N], or where pages and tiles fit into each other [pages of a tile]."""
+    if PAGE % N == 0:
+        page = tl.load(table_ptr + (n // PAGE + tl.arange(0, 1)) * table_s, mask=n < stop, other=-1)
+    elif N % PAGE == 0:
+        token = n + tl.arange(0, N // PAGE) * PAGE
+        page = tl.load(table_ptr + token // PAGE * table_s, mask=token < stop, other=-1)
     else:
         token = n + tl.arange(0, N)
         page = tl.load(table_ptr + token // PAGE * table_s, mask=token < stop, other=-1)
     return tl.where(page < pages, page, -1)
+
+
+@triton.jit
+def inside_of(n, stop, page, PAGE: tl.constexpr, N: tl.constexpr):
+    """Which keys of a tile there are, [N]."""
+    there = n + tl.arange(0, N) < stop
+    if PAGE > 0:
+        there &= spread(page, PAGE, N) >= 0
+    return there
+
+
+@triton.jit
+def rows_of(n, page, page_stride, token_stride, PAGE: tl.constexpr, N: tl.constexpr):
+    """The offset of each key of a tile, int64 [N, 1]; ``page`` as ``pages_of`` gives them."""
+    if PAGE == 0:
+        at = tl.cast(n, tl.int64) * token_stride + tl.arange(0, N) * token_stride
+    else:
+        at = tl.maximum(spread(page, PAGE, N), 0).to(tl.int64) * page_stride
+        at += (n + tl.arange(0, N)) % PAGE * token_stride
+    return at[:, None]
+
+
+@triton.jit
+def spread(x, PAGE: tl.constexpr, N: tl.constexpr):
+    """What holds for each of ``pages_of``, for each key: [N]."""
+    if PAGE % N == 0:
+        return tl.broadcast_to(x, [N])
+    elif N % PAGE == 0:
+        return tl.reshape(tl.broadcast_to(x[:, None], [N // PAGE, PAGE]), [N])
+    else:
+        return x
 
 
 @triton.jit
@@ -88,6 +122,9 @@ def widened(x, like, FORMAT: tl.constexpr):
     """Codes as the numbers that they encode, in the dtype of ``like``."""
     if FORMAT == "fp8":
         return x.to(tl.float8e4nv, bitcast=True).to(like)
+    elif FORMAT == "int8":  # as the last bits of 1024 … 1279 in fp16
+        code = (x.to(tl.uint8, bitcast=True) ^ 128).to(tl.uint16) | 0x6400
+        return (code.to(tl.float16, bitcast=True) - 1152.0).to(like)
     elif FORMAT == "fp8_by_bits":  # for architectures without conversions of that type
         return decoded(x, "fp8_e4m3").to(like)
     else:
@@ -148,12 +185,13 @@ def attend_part(
     q_b, q_h, q_s, q_d, k_b, k_h, k_s, k_d, v_b, v_h, v_s, v_d, o_b, o_h, o_s, o_d, table_b, table_s, alibi_b, alibi_h,
     k_scale_h, v_scale_h,
     D: tl.constexpr, DV: tl.constexpr, D_COLS: tl.constexpr, DV_COLS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    KEPT: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, LENGTHS: tl.constexpr, FORMAT: tl.constexpr,
+    KEPT: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, ALIKE: tl.constexpr, LENGTHS: tl.constexpr, FORMAT: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    SCALED: tl.constexpr, HALF: tl.constexpr, LSE: tl.constexpr, ACCURATE: tl.constexpr, EARLY: tl.constexpr,
+    SCALED: tl.constexpr, HALF: tl.constexpr, AHEAD: tl.constexpr, LSE: tl.constexpr, ACCURATE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One part: scores of M rows with its keys, an online softmax over tiles of N. The heads of a cache are neighbours in the
-    grid, since a token's heads may be neighbours in memory. PAGE is the tokens of a page, 0 for a cache in one piece. EARLY
+    grid, since a token's heads may be neighbours in memory. PAGE is the tokens of a page, 0 for a cache in one piece;
+    ALIKE, that k and v have the same strides. EARLY
     lets the launch of ``combine`` begin as soon as all programs run; it waits for their results itself."""
     if EARLY:
         gdc_launch_dependents()
@@ -193,23 +231,19 @@ def attend_part(
         v_ptr += tl.cast(b, tl.int64) * v_b
     acc, total = tl.zeros([M, DV_COLS], tl.float32), tl.zeros([M], tl.float32)
     peak = tl.full([M], float("-inf"), tl.float32)
-    page = tl.zeros([N], tl.int32)
+    page = tl.zeros([1], tl.int32)
     if PAGE > 0:
-        page = page_of(table_ptr, start, stop, pages, table_s, PAGE, N)
+        page = pages_of(table_ptr, start, stop, pages, table_s, PAGE, N)
+    there = inside_of(start, stop, page, PAGE, N)
+    if AHEAD:
+        codes = read_keys(v_ptr, rows_of(start, page, v_b, v_s, PAGE, N), there[:, None], v_d, DV, DV_COLS)
     for n in tl.range(start, stop, N):
         token = n + tl.arange(0, N)
-        there = token < stop
-        if PAGE == 0:
-            k_at, v_at = tl.cast(n, tl.int64) * k_s, tl.cast(n, tl.int64) * v_s
-            k_rows, v_rows = (k_at + tl.arange(0, N) * k_s)[:, None], (v_at + tl.arange(0, N) * v_s)[:, None]
-        else:
-            there &= page >= 0
-            safe = tl.maximum(page, 0).to(tl.int64)
-            k_rows = (safe * k_b + token % PAGE * k_s)[:, None]
-            v_rows = (safe * v_b + token % PAGE * v_s)[:, None]
-            page = page_of(
-                table_ptr, n + N, stop, pages, table_s, PAGE, N
-            )  # one tile ahead: addresses wait for nothing
+        there = inside_of(n, stop, page, PAGE, N)
+        k_rows = rows_of(n, page, k_b, k_s, PAGE, N)
+        v_rows = k_rows if ALIKE else rows_of(n, page, v_b, v_s, PAGE, N)
+        if PAGE > 0:  # one tile ahead: addresses wait for nothing
+            page = pages_of(table_ptr, n + N, stop, pages, table_s, PAGE, N)
         k = widened(read_keys(k_ptr, k_rows, there[:, None], k_d, D, D_COLS), q.dtype, FORMAT)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee") * unit
         s, _inner, _outer = scores(
@@ -222,7 +256,12 @@ def attend_part(
         p = tl.exp2((s - safe[:, None]) * LOG2E)
         shrink = tl.exp2((peak - safe) * LOG2E)
         total = total * shrink + tl.sum(p, 1)
-        v = widened(read_keys(v_ptr, v_rows, there[:, None], v_d, DV, DV_COLS), q.dtype, FORMAT)
+        if AHEAD:
+            v = widened(codes, q.dtype, FORMAT)
+            after = inside_of(n + N, stop, page, PAGE, N)
+            codes = read_keys(v_ptr, rows_of(n + N, page, v_b, v_s, PAGE, N), after[:, None], v_d, DV, DV_COLS)
+        else:
+            v = widened(read_keys(v_ptr, v_rows, there[:, None], v_d, DV, DV_COLS), q.dtype, FORMAT)
         if HALF:
             p *= UNIT
         acc = tl.dot(p.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
