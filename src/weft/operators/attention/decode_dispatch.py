@@ -190,7 +190,12 @@ def heuristic(sm: int, dtype: torch.dtype, d: int, rows: int, scattered: bool) -
         n = 64 if d > 128 else 128 if d > 64 or dtype.itemsize == 1 else 256
     stages = 4 if scattered and much else 3
     each = 2 * (stages - 1) * n * d * dtype.itemsize  # tiles of k and of v that are in flight
-    return {"N": n, "num_warps": 4, "num_stages": stages, "programs": max(1, min(2, shared_limit(sm) // (each + 2**13)))}
+    return {
+        "N": n,
+        "num_warps": 4,
+        "num_stages": stages,
+        "programs": max(1, min(2, shared_limit(sm) // (each + 2**13))),
+    }
 
 
 def candidates(sm: int, dtype: torch.dtype, d: int, rows: int, scattered: bool) -> Any:
@@ -323,12 +328,8 @@ class Decode:
         self.combine = None
         if self.parts:
             most = slots if split == "plan" else splits
-            constants = {
-                **shared,
-                "PARTS": min(bucket(most), 64),
-                "EARLY": early,
-                **({"launch_pdl": True} if early else {}),
-            }
+            at_once = 32 if o.invariant else min(bucket(most), 64)  # sums are in another order with another number
+            constants = {**shared, "PARTS": at_once, "EARLY": early, **({"launch_pdl": True} if early else {})}
             grid = (c.batches * c.groups * layout.tiles * layout.kept,)
             self.combine = Plan(kernels.combine, grid, (*sizes, *divided, *result, of_scales[1]), constants, 4, 1)
 

@@ -289,8 +289,6 @@ def combine(
     HALF: tl.constexpr, LSE: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """A program merges the parts of one row, PARTS at a time, in the order of the keys."""
-    if EARLY:
-        gdc_wait()
     program = tl.program_id(0)
     kept, rest = program % KEPT, program // KEPT
     tile, rest = rest % tiles, rest // tiles
@@ -303,6 +301,8 @@ def combine(
         first, tile, plan_ptr, lengths_ptr, batches, group, queries, capacity, splits, each, left, right, M, N, LEFT, RIGHT,
         LENGTHS, SPLIT,
     )  # fmt: skip
+    if EARLY:  # also without parts: what comes after this launch must not come before the other one's end
+        gdc_wait()
     if (row >= queries * group) | (parts == 1):
         return
     SIZE: tl.constexpr = KEPT * (DV_COLS + 2)

@@ -18,16 +18,17 @@ def in_torch(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
     lengths, window, alibi, there = (named.get(n) for n in ("lengths", "window", "alibi", "there"))
     causal = named.get("causal", True)
     k, v = dequantized(k, named.get("k_scale"), q.dtype), dequantized(v, named.get("v_scale"), q.dtype)
-    mask = None
-    if not (lengths is None and window is None and alibi is None and there is None and (q.shape[2] == 1 or not causal)):
-        mask, distance = positions(q, k, lengths, causal, window, there)
-        if bool((~mask.any(-1)).any()):  # whose softmax would be NaN
-            return decode(q, k, v, **{**named, "k_scale": None, "v_scale": None})
-        v = v.masked_fill(~mask.any(2).unsqueeze(-1), 0.0)
-        if alibi is not None:
-            slopes = -(alibi[..., None, None] * distance.abs()).to(q.dtype)
-            mask = torch.where(mask, slopes, -torch.inf)
-    return F.scaled_dot_product_attention(q, k, v, mask, scale=named.get("scale"), enable_gqa=q.shape[1] != k.shape[1])
+    attend = functools.partial(
+        F.scaled_dot_product_attention, scale=named.get("scale"), enable_gqa=q.shape[1] != k.shape[1]
+    )
+    if lengths is None and window is None and alibi is None and there is None and (q.shape[2] == 1 or not causal):
+        return attend(q, k, v)
+    seen, distance = positions(q, k, lengths, causal, window, there)
+    nothing = ~seen.any(-1, keepdim=True)  # whose softmax would be NaN
+    mask = seen | nothing
+    if alibi is not None:
+        mask = torch.where(mask, -(alibi[..., None, None] * distance.abs()).to(q.dtype), -torch.inf)
+    return attend(q, k, v, mask).masked_fill(nothing, 0.0)
 
 
 def paged_in_torch(
