@@ -152,6 +152,23 @@ def test_a_gradient_is_pytorchs():
     close(dq, torch.autograd.grad(ops.attention(q, k, k).sum(), q)[0])
 
 
+@pytest.mark.parametrize("page", [0, 8])
+def test_a_compiler_sees_one_operator(page):
+    calls = []
+
+    def backend(graph, inputs):
+        calls.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    q, k, lengths = random(2, 4, 1, 16), random(2, 2, 40, 16), ints(7, 40)
+    where, call = (k, k), functools.partial(ops.decode_attention, lengths=lengths)
+    if page:
+        pages, table = paged(k, page)
+        where, call = (pages, pages), functools.partial(ops.paged_decode_attention, page_table=table, lengths=lengths)
+    close(torch.compile(call, backend=backend, fullgraph=True)(q, *where), call(q, *where))
+    assert [name for name in calls if "getitem" not in name] == ["weft.decode_attention.default"]
+
+
 def test_inference_mode_takes_caches_made_in_it():
     with torch.inference_mode():
         cache, new = torch.zeros(1, 1, 4, 16, device=DEVICE), random(1, 1, 1, 16)

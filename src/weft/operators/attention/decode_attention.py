@@ -11,13 +11,13 @@ from torch import Tensor
 from weft.definition import Operator, Tolerance, workload
 from weft.operators import peers
 from weft.operators.attention.decode_dispatch import DecodePlan
-from weft.operators.attention.decode_function import TRITON, called, launched
+from weft.operators.attention.decode_function import TRITON, by_operator, called, parts_of
 from weft.operators.attention.decode_function import choose as choose_of
 from weft.operators.attention.decode_mistakes import MISTAKES
 from weft.operators.attention.decode_peers import fa3, flashinfer, in_torch
 from weft.operators.attention.decode_points import AXES, OPTIONS, cost, inputs
 from weft.operators.attention.decode_reference import decode
-from weft.operators.call import Choice
+from weft.operators.call import Choice, traced
 
 NAME = "decode_attention"
 LLAMA = {"H": 32, "S": 1, "D": 128, "kv_heads": 8}  # Llama-3 8B
@@ -97,7 +97,8 @@ decode_attention = Operator(
 
 @decode_attention.implementation("triton", arch=">=sm_80")
 def decode_attention_triton(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
-    return launched(TRITON, NAME, q, k, v, **named)
+    tensors, options = parts_of(NAME, q, k, v, **named)
+    return by_operator(tensors, options) if traced(*tensors) else TRITON.of(tensors, options)(*tensors)
 
 
 peers.register(decode_attention, in_torch)

@@ -15,7 +15,7 @@ from weft.operators.call import FLOATS_AND_64
 from weft.operators.checks import check_device, check_flag, check_same, check_shape, check_tensor, check_value
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import shared_limit
-from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
 from weft.operators.launch import INTERPRETING, Plan, multiprocessors, target_sm
 
 # B batch, H heads of q, G heads of the cache, Sq queries, S keys that a cache has room for, D and Dv head dims, P pages
@@ -320,7 +320,8 @@ class Decode:
         numbers = (*sizes, c.k.shape[0] if c.paged else 0, *divided, scale, o.softcap or 1.0)
         strides = (*c.q.stride(), *c.k.stride(), *c.v.stride(), *result, *table, *alibi, *of_scales)
         constants = {
-            "D": c.d, "D_COLS": bucket(c.d), **shared, "PAGE": c.page, "ALIKE": c.k.stride() == c.v.stride(), "FORMAT": _format(c), "AHEAD": AHEAD and c.k.dtype in CODES, "SOFTCAP": o.softcap is not None,
+            "D": c.d, "D_COLS": bucket(c.d), **shared, "PAGE": c.page, "ALIKE": c.k.stride() == c.v.stride(),
+            "FORMAT": _format(c), "AHEAD": AHEAD and c.k.dtype in CODES, "SOFTCAP": o.softcap is not None,
             "ALIBI": slopes is not None, "ACCURATE": c.q.dtype == torch.float32, "EARLY": early and split != "whole",
         }  # fmt: skip
         warps, stages = config["num_warps"], config["num_stages"]
@@ -359,7 +360,6 @@ TRITON = "parts of the keys side by side, heads that share keys as rows of one t
 DECODE = Dispatch(
     DecodeCall,
     ON_CPU,
-    TRACED,
     EMPTY,
     Route("torch", lambda c: c.wants_gradient, "a gradient is wanted, for which there is no kernel of ours"),
     Route("torch", lambda c: c.narrow, "head dims below 16, for which there is no kernel"),

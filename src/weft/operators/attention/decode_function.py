@@ -14,9 +14,11 @@ from weft.operators.attention.decode_dispatch import (
     checked_options,
     plan_of,
 )
-from weft.operators.call import Choice, cast_for_products, eager, guarded
+from weft.operators.attention.decode_reference import decode, paged_decode
+from weft.operators.attention.dispatch import result_like
+from weft.operators.autograd import reference_gradients
+from weft.operators.call import Choice, cast_for_products, eager, guarded, traced
 from weft.operators.checks import check_flag, check_values
-from weft.operators.launch import Plans
 
 Parts = tuple[tuple[Tensor, ...], Options]
 TRITON = DECODE.kernel("triton")
@@ -63,9 +65,80 @@ def check_contents(operator: str, k: Tensor, given: dict[str, Tensor]) -> None:
         )
 
 
-def launched(plans: Plans, operator: str, q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
-    tensors, options = parts_of(operator, q, k, v, **named)
-    return plans.of(tensors, options)(*tensors)
+@torch.library.custom_op("weft::decode_attention", mutates_args=())
+def decode_op(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, page_table: Tensor | None, sinks: Tensor | None,
+    alibi: Tensor | None, k_scale: Tensor | None, v_scale: Tensor | None, plan: Tensor | None, operator: str, left: int | None,
+    right: int | None, scale: float | None, softcap: float | None, invariant: bool, lse: bool, slots: int, planned: list[int],
+    fp8: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What a compiler sees of both functions: output and log-sum-exp (empty without ``lse``). Caches of fp8 come as bytes."""
+    k, v = _as_codes(k, v, fp8)
+    every = zip(OPTIONAL, (lengths, page_table, sinks, alibi, k_scale, v_scale, plan), strict=True)
+    given = {name: t for name, t in every if t is not None}
+    options = Options(operator, tuple(given), left, right, scale, softcap, invariant, lse, slots, tuple(planned))
+    ready = DECODE.of((q, k, v, *given.values()), options)
+    if ready is None:
+        found = _in_torch(q, k, v, given, options)
+        out, rows = found if lse else (found, None)
+        result = result_like(q, v.shape[-1]).copy_(out)
+    else:
+        found = ready(q, k, v, *given.values())
+        result, rows = found if lse else (found, None)
+    return result, q.new_empty(0, dtype=torch.float32) if rows is None else rows
+
+
+def _as_codes(k: Tensor, v: Tensor, fp8: bool) -> tuple[Tensor, Tensor]:
+    return (k.view(torch.float8_e4m3fn), v.view(torch.float8_e4m3fn)) if fp8 else (k, v)
+
+
+def _in_torch(q: Tensor, k: Tensor, v: Tensor, given: dict[str, Tensor], o: Options) -> Any:
+    named = {name: t for name, t in given.items() if name != "plan"}
+    function: Any = paged_decode if "page_table" in given else decode
+    call = {"causal": False, "window": (o.left, o.right), "scale": o.scale, "softcap": o.softcap, "return_lse": o.lse}
+    return function(q, k, v, **named, **call)
+
+
+@decode_op.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    rows = q.shape[:3] if rest[-4] else (0,)
+    return result_like(q, v.shape[-1]), q.new_empty(rows, dtype=torch.float32)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.save_for_backward(*inputs[:10])
+    ctx.rest = inputs[10:]
+
+
+def _backward(ctx: Any, do: Tensor, dlse: Tensor) -> tuple[Any, ...]:
+    """By PyTorch's operators."""
+    operator, left, right, scale, softcap, invariant, lse, slots, planned, fp8 = ctx.rest
+    saved = ctx.saved_tensors
+    options = Options(operator, (), left, right, scale, softcap, invariant, lse, slots, tuple(planned))
+
+    def again(*tensors: Tensor | None) -> Any:
+        q, k, v, *given = tensors
+        assert q is not None and k is not None and v is not None  # arguments of every call
+        return _in_torch(
+            q, *_as_codes(k, v, fp8), {n: t for n, t in zip(OPTIONAL, given, strict=True) if t is not None}, options
+        )
+
+    with torch.enable_grad():
+        found = reference_gradients(again, saved, ctx.needs_input_grad[:10], (do, dlse) if lse else (do,))
+    return (*found, *(None,) * 10)
+
+
+decode_op.register_autograd(_backward, setup_context=_save)
+
+
+def by_operator(tensors: tuple[Tensor, ...], o: Options) -> Any:
+    (q, k, v), given = tensors[:3], dict(zip(o.names, tensors[3:], strict=True))
+    fp8 = k.dtype == torch.float8_e4m3fn
+    cache = (k.view(torch.uint8), v.view(torch.uint8)) if fp8 else (k, v)
+    optional = (given.get(name) for name in OPTIONAL)
+    numbers = (o.left, o.right, o.scale, o.softcap, o.invariant, o.lse, o.slots, list(o.planned), fp8)
+    out, lse = decode_op(q, *cache, *optional, o.operator, *numbers)
+    return (out, lse) if o.lse else out
 
 
 def called(operator: str, reference: Any, q: Tensor, k: Tensor, v: Tensor, checked: bool, named: dict[str, Any]) -> Any:
@@ -77,7 +150,7 @@ def called(operator: str, reference: Any, q: Tensor, k: Tensor, v: Tensor, check
         return plan(*tensors)
     if choose(operator, q, k, v, checked=checked, **named).implementation == "torch":
         return reference(q, k, v, **named)
-    return launched(DECODE, operator, q, k, v, **named)
+    return by_operator(tensors, options) if traced(*tensors) else DECODE.of(tensors, options)(*tensors)
 
 
 def decode_plan(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, **named: Any) -> DecodePlan:

@@ -185,9 +185,10 @@ def attend_part(
     q_b, q_h, q_s, q_d, k_b, k_h, k_s, k_d, v_b, v_h, v_s, v_d, o_b, o_h, o_s, o_d, table_b, table_s, alibi_b, alibi_h,
     k_scale_h, v_scale_h,
     D: tl.constexpr, DV: tl.constexpr, D_COLS: tl.constexpr, DV_COLS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
-    KEPT: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, ALIKE: tl.constexpr, LENGTHS: tl.constexpr, FORMAT: tl.constexpr,
-    SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    SCALED: tl.constexpr, HALF: tl.constexpr, AHEAD: tl.constexpr, LSE: tl.constexpr, ACCURATE: tl.constexpr, EARLY: tl.constexpr,
+    KEPT: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, ALIKE: tl.constexpr, LENGTHS: tl.constexpr,
+    FORMAT: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, LEFT: tl.constexpr,
+    RIGHT: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr, AHEAD: tl.constexpr, LSE: tl.constexpr,
+    ACCURATE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One part: scores of M rows with its keys, an online softmax over tiles of N. The heads of a cache are neighbours in the
     grid, since a token's heads may be neighbours in memory. PAGE is the tokens of a page, 0 for a cache in one piece;

@@ -20,7 +20,8 @@ def decode(
     seen, distance = positions(q, k, lengths, causal, window, there)
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     k, v = dequantized(k, k_scale, dtype), dequantized(v, v_scale, dtype)
-    v = v.masked_fill(~seen.any(2).unsqueeze(-1), 0.0)  # behind a sequence's end memory may hold anything
+    hidden = ~seen.any(2).unsqueeze(-1)  # behind a sequence's end memory may hold anything
+    k, v = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
     bias = None if alibi is None else -alibi.to(dtype)[..., None, None] * distance.abs()
     return reference(q, k, v, scale=scale, softcap=softcap, sinks=sinks, mask=seen, bias=bias, return_lse=return_lse)
 

@@ -11,7 +11,7 @@ from weft.definition import Operator, workload
 from weft.operators import peers
 from weft.operators.attention.decode_attention import LLAMA, TOLERANCE
 from weft.operators.attention.decode_dispatch import DecodePlan
-from weft.operators.attention.decode_function import TRITON, called, launched
+from weft.operators.attention.decode_function import TRITON, called, parts_of
 from weft.operators.attention.decode_function import choose as choose_of
 from weft.operators.attention.decode_mistakes import PAGED_MISTAKES
 from weft.operators.attention.decode_peers import paged_fa3, paged_flashinfer, paged_in_torch
@@ -72,7 +72,8 @@ paged_decode_attention = Operator(
 
 @paged_decode_attention.implementation("triton", arch=">=sm_80")
 def paged_decode_attention_triton(q: Tensor, k_pages: Tensor, v_pages: Tensor, **named: Any) -> Any:
-    return launched(TRITON, NAME, q, k_pages, v_pages, **named)
+    tensors, options = parts_of(NAME, q, k_pages, v_pages, **named)
+    return TRITON.of(tensors, options)(*tensors)
 
 
 peers.register(paged_decode_attention, paged_in_torch)
