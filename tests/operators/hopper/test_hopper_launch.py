@@ -11,7 +11,7 @@ from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from sass import assembly, check_inner_loop
 
 from weft.definition import Declined
-from weft.operators.hopper import gemm, tile_sizes
+from weft.operators.hopper import gemm, padded, tensor_maps, tile_sizes
 from weft.operators.launch import compiling_for
 
 
@@ -73,10 +73,50 @@ def test_launches_share_flags_of_their_stream_alone(monkeypatch, launched):
 
 @pytest.mark.parametrize(
     "m, n, k, stream",
-    [(512, 11264, 8192, 1), (512, 6144, 4096, 0), (4096, 4096, 4096, 0), (8192, 8192, 8192, 0), (512, 256, 512, 0)],
+    [
+        (512, 11264, 8192, 1),
+        (512, 6144, 4096, 0),
+        (4096, 4096, 4096, 0),
+        (8192, 8192, 8192, 0),
+        (512, 256, 512, 0),
+        (512, 264, 16392, 1),
+    ],
 )
 def test_streaming_is_chosen_where_a_wave_is_left_over(m, n, k, stream):
     assert tile_sizes.heuristic(90, "16-bit", "NT", False, 2, m, n, k, 1)["STREAM"] == stream
+
+
+@pytest.mark.parametrize("layout, m, n, k, columns", [
+    ("NN", 4104, 4104, 4104, 256), ("NN", 2056, 3080, 4096, 256), ("NN", 5176, 1920, 2744, 256), ("TN", 4816, 1376, 5680, 256),
+    ("NT", 6008, 3000, 5000, 256), ("NN", 6008, 3008, 5008, 192), ("NT", 2311, 4873, 3329, 192), ("NN", 1025, 1027, 1029, 128),
+])  # fmt: skip
+def test_rows_that_do_not_begin_on_lines_want_wide_tiles(layout, m, n, k, columns):
+    """The fastest that were measured on an H200; none was streamed."""
+    made = tile_sizes.heuristic(90, "16-bit", layout, False, 2, m, n, k, 1)
+    assert (made["COLUMNS"], made["STREAM"]) == (columns, 0)
+
+
+def test_lines_that_rows_lie_in():
+    assert [tile_sizes.lines(row) for row in (256, 192, 160, 144, 130)] == [1, 1.5, 1.75, 1.875, 2 - 2 / 128]
+
+
+def test_a_copy_on_lines_takes_the_tile_of_such_rows():
+    """Whatever its sizes are."""
+    a, b = operands("NN", 6007, 3001, 5003)
+    wanted = plan(*operands("NN", 6016, 3008, 5056)).launch.expression
+    assert not gemm.on_lines(a, b)
+    with compiling_for(90, lambda *kernel: None):
+        made = padded.LoopPlan(a, b).launch.launch.expression
+    assert made.split(", ")[2:5] == wanted.split(", ")[2:5]
+
+
+@pytest.mark.parametrize("columns, named", [(4096, "256B"), (4104, "128B")])
+def test_what_l2_fetches_at_a_time(monkeypatch, columns, named):
+    seen = []
+    monkeypatch.setattr(tensor_maps, "_encode_tiled", lambda: lambda *given: seen.append(given[-2]) or 0)
+    gemm.Maps(torch.empty(64, columns, dtype=BF16), False, (64, 64))(torch.empty(64, columns, dtype=BF16))
+    kinds = tensor_maps.driver().CUtensorMapL2promotion
+    assert seen == [int(getattr(kinds, f"CU_TENSOR_MAP_L2_PROMOTION_L2_{named}"))]
 
 
 def test_160_columns_are_chosen_where_they_fill_two_waves_and_can_be():

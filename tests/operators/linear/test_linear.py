@@ -130,6 +130,8 @@ def test_a_launch_on_hopper_maps_both_halves_of_the_weight(launched, stored):
     (90, (meta(8, 8, 4096), meta(128, 4096)), {}, "torch", "skinny_matmul"),
     (90, (meta(1024, 4096), meta(1024, 4096)), {}, "cuda", ""),
     (90, (meta(96, 4096), meta(128, 4096)), {}, "torch", ""),
+    (90, (meta(1024, 4096), meta(1032, 4096)), {}, "torch", ""),
+    (90, (meta(1024, 4096), meta(1032, 4096)), {"activation": "gelu"}, "cuda", ""),
     (90, (meta(8, 64, 4096), meta(128, 4096), meta(128)), {"activation": "swiglu"}, "cuda", ""),
     (90, (meta(96, 4096), meta(130, 4096)), {}, "torch", "16 bytes"),
     (90, (meta(96, 1000), meta(130, 1000)), {}, "triton", "16 bytes"),

@@ -45,6 +45,12 @@ def across(t: Tensor, k: int) -> bool:
     return t.stride(k) != 1 and t.stride(-3 - k) == 1
 
 
+def on_lines(*matrices: Tensor) -> bool:
+    """Whether all rows begin on lines of 128 bytes, if the first ones do."""
+    steps = ((t.stride(-1 if across(t, -1) else -2), t) for t in matrices)
+    return all(step * t.element_size() % LINE == 0 for step, t in steps)
+
+
 def why_not(a: Tensor, b: Tensor, out_dtype: torch.dtype, n: int | None = None, *, loose: bool = False) -> str:
     """Why the kernel does not take a [.., M, K] and b [.., K, N] for n columns, or N (an empty string when it does). ``loose``:
     rows of a result in 16-bit floats may begin anywhere."""
@@ -169,7 +175,9 @@ class HopperPlan:
         layout = ("T" if a_across else "N") + ("N" if b_across else "T") + ("" if up is None else "G")
         two_levels = two_levels or epilogue.blocks
         name = DTYPE_NAMES.get(a.dtype, TYPES[a.dtype])
-        c = symmetric or configuration(device, name, layout, two_levels, out_dtype.itemsize, m, n, k, matrices)
+        # the model goes by sizes; as many tiles have those of rows on lines
+        sizes = [-(-s // 64) * 64 for s in (m, n, k)] if on_lines(a, b) else (m, n, k)
+        c = symmetric or configuration(device, name, layout, two_levels, out_dtype.itemsize, *sizes, matrices)
         columns, cluster, depth = c["COLUMNS"], c["CLUSTER"], LINE // a.element_size()
         width = columns if up is None else columns // 2
         # two blocks cannot share three boxes of 64 columns: each fetches half of their rows of K

@@ -20,7 +20,7 @@ PRODUCTS, COPIES, LAUNCH = 8e7, 8e5, 3.0
 TILE = 128  # rows and columns of the tiles in which cuBLAS multiplies where rows begin anywhere
 # On an H200, of the main loop: multiplications that cost a microsecond more than cuBLAS's at aligned sizes, where TMA stores
 # the result and where warps do; elements that warps store in one; elements of a result whose tiles occupy the GPU.
-BY_TMA, BY_WARPS, STORES, FILLED = 4e9, 1.4e9, 2e6, 10**6
+BY_TMA, BY_WARPS, STORES, FILLED = 4e9, 1.6e9, 2e6, 10**6
 
 
 @triton.jit
@@ -169,13 +169,15 @@ class LoopPlan:
 
 
 def fitting(t: Tensor, device: str | None = None) -> Tensor:
-    """The matrices, or a copy of them, with rows that begin on 16 bytes, contiguous along the same dimension. On another
-    ``device``: empty ones."""
+    """The matrices, or a copy of them, with rows that begin on 16 bytes, contiguous along the same dimension; those of a copy
+    begin on lines of 128. On another ``device``: empty ones."""
     if fits(t):
         return t if device is None else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device)
     rows = t.mT if across(t, -1) else t
     columns = rows.shape[-1]
-    made = torch.empty((*rows.shape[:-1], up_to(columns)), dtype=t.dtype, device=device or t.device)
+    made = torch.empty(
+        (*rows.shape[:-1], up_to(columns, 128 // t.element_size())), dtype=t.dtype, device=device or t.device
+    )
     if device is None:
         copy(rows, made)
     made = made[..., :columns]

@@ -1,5 +1,6 @@
 """Which tile Hopper's main loop takes: what fits, a model of what a launch costs, what is worth measuring."""
 
+import math
 from collections.abc import Iterable
 
 from weft.operators.configs import Config, Configurations, grid_of
@@ -33,6 +34,7 @@ LEAST_SHARE = 8  # stages of K: a cluster's share of streamed tiles is no shorte
 HANDED_OVER = 32
 MEETING = 3000  # cycles: of a flag through L2, and the latency of the first reads
 GAIN = 1.03  # what streaming must promise to be chosen
+REQUEST = 2.5  # cycles: of a line that a block asks L2 for, fitted where rows of 128 bytes lie in two lines
 
 
 def stages_that_fit(columns: int, itemsize: int, gated: bool = False, symmetric: bool = False) -> int:
@@ -57,25 +59,35 @@ def streamed(tiles: int, stages: int, clusters: int) -> int:
     return count if min(tiles, clusters - 1) < shares and count * stages < 2**31 else 0
 
 
+def lines(row: int) -> float:
+    """Lines of 128 bytes that 128 bytes of a row lie in, in the mean of rows that are ``row`` bytes apart."""
+    return 2 - math.gcd(row, LINE) / LINE
+
+
 def heuristic(
     sm: int, dtype: str, layout: str, two_levels: bool, itemsize: int, m: int, n: int, k: int, matrices: int
 ) -> Config:
     """The tile that a model of the tensor cores' cycles predicts to end first; as many stages as fit.
 
-    A stage is 4 cycles a column, a tile's epilogue counts as another. Each multiprocessor takes tile after tile, or tiles are
-    streamed: then all end together, but blocks exchange sums.
+    A stage is 4 cycles a column, or what its lines take where rows do not begin on lines; a tile's epilogue counts as another.
+    Each multiprocessor takes tile after tile, or tiles are streamed: then all end together, but blocks exchange sums.
     """
-    gated, stages = layout.endswith("G"), -(-k // (LINE // {"16-bit": 2, "fp32": 4}.get(dtype, 1)))
+    size = {"16-bit": 2, "fp32": 4}.get(dtype, 1)
+    gated, stages = layout.endswith("G"), -(-k // (LINE // size))
+    of_a, of_b = lines((k if layout[0] == "N" else m) * size), lines((n if layout[1] == "N" else k) * size)
+    split = max(of_a, of_b) > 1  # then L2 is short, and sums that are exchanged cost more than part of a wave
     ends: dict[tuple[int, int], float] = {}
     for columns in widths(layout, itemsize, not two_levels):
         if gated and columns == 64:
             continue  # half of it would be no slab of C
-        stage = 4 * columns * COLUMN_COST[columns]
         cluster = 2 if m > ROWS and columns > 64 else 1
+        stage = 4 * columns * COLUMN_COST[columns]
+        if split:
+            stage = max(stage, REQUEST * (ROWS * of_a + columns // cluster * of_b))
         tiles = -(-m // (ROWS * cluster)) * -(-n // (columns // 2 if gated else columns)) * matrices
         clusters = MULTIPROCESSORS // cluster
         ends[columns, 0] = -(-tiles // clusters) * (stages + 1) * stage
-        if s := streamed(tiles, stages, clusters):
+        if (s := streamed(tiles, stages, clusters)) and not (split and tiles >= clusters):
             clusters = min(clusters, s * stages // LEAST_SHARE)
             parts = -(-clusters // s) - (1 if s < clusters and clusters % s == 0 else 0)
             handed = (1 + parts) * (ROWS * columns * 4 / HANDED_OVER + MEETING)

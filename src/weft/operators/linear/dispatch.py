@@ -70,6 +70,11 @@ class LinearCall(Call):
     def small(self) -> bool:
         return self.m * self.weight.numel() < SMALL
 
+    @property
+    def on_lines(self) -> bool:
+        """Whether rows of x, the weight and y begin on lines of 128 bytes, as :class:`MatmulCall` wants."""
+        return gemm.on_lines(self.matrix, self.weight) and self.weight.shape[0] * self.x.element_size() % 128 == 0
+
     @functools.cached_property
     def stored_anywhere(self) -> bool:
         """Whether the main loop stores rows that begin anywhere, in place of copies; a residual's rows come by TMA."""
@@ -352,8 +357,8 @@ FORWARD = Dispatch(
           epilogue_launch, copy_unsupported),
     Route("torch", lambda c: c.x.dtype == torch.float32, "cuBLAS's fp32 product is the fastest"),
     Route("torch", lambda c: c.m <= FEW, "few rows: the weight's bytes are the limit, see skinny_matmul"),
-    Route("torch", lambda c: c.small and not (c.has_epilogue or c.stored_anywhere or hopper_unsupported(c)),
-          "a small product: cuBLAS"),
+    Route("torch", lambda c: (c.small or not c.on_lines) and not (c.has_epilogue or c.stored_anywhere or hopper_unsupported(c)),
+          "a small product, or rows that do not begin on lines: cuBLAS"),
     Route("cuda", lambda c: True, "TMA and wgmma, with the epilogue in registers",
           HopperLaunch, hopper_unsupported, sm=90),
     Route("cuda-padded", lambda c: c.stored_anywhere or padded.pays(c.matrix, c.weight.t()),
