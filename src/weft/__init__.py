@@ -10,8 +10,10 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("nn", "ops", "optim"):
-        import importlib
+    import importlib
 
+    if name == "profile":
+        return importlib.import_module("weft.profiling.session").profile
+    if name in ("nn", "ops", "optim"):
         return importlib.import_module(f"weft.{name}")
     raise AttributeError(f"module 'weft' has no attribute {name!r}")

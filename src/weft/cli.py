@@ -15,6 +15,7 @@ from weft.bench import commands as bench
 from weft.cluster import commands as cluster
 from weft.console import note, out
 from weft.hardware import commands as hardware
+from weft.profiling import commands as profiling
 from weft.report import commands as report
 
 
@@ -38,6 +39,7 @@ INTERRUPTED = "weft: interrupted; what was saved stays"
 
 hardware.register(app)
 bench.register(app)
+profiling.register(app)
 cluster.register(app)
 report.register(app)
 
