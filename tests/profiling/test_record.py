@@ -135,7 +135,7 @@ def test_a_program_that_has_too_few_steps_or_counts_forwards(tmp_path, monkeypat
         profiled.main(["--out", out, "missing.py"])
 
 
-def test_the_status_of_a_command_that_fails(tmp_path, monkeypatch, capsys):
+def test_the_status_of_a_command_that_fails(tmp_path, monkeypatch):
     from weft import cli
 
     (tmp_path / "fails.py").write_text("raise SystemExit(5)")

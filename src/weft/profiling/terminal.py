@@ -120,19 +120,18 @@ def _print(out: Console, p: Profile) -> None:
     out.print("Do this first" if p.advice else "Nothing to do first: no rule expects a gain of 1 % or more")
     for number, a in enumerate(p.advice, 1):
         out.print(f"{number}. {a.title}: up to {figures(a.gain_ms)} ms {each}")
-        for text in (f"{a.why}.", f"How: {a.how}.", f"Estimate: {a.rule}."):
+        for text in (f"{a.why[:1].upper()}{a.why[1:]}.", f"How: {a.how}.", f"Estimate: {a.rule}."):
             out.print(Padding(text, (0, 0, 0, 3)), style="dim" if text.startswith("Estimate") else "")
 
 
 def print_notes(out: Console, p: Profile) -> None:
     if p.dropped:
         lost = "; ".join(f"{n} {why}" for why, n in p.dropped.items())
-        out.print(f"Events left out of all this: {lost}", style="yellow", soft_wrap=True)
+        out.print(f"Events left out of all this: {lost}", style="yellow")
     if p.device == "cuda" and not p.ceilings:
         out.print(
             f"No share of the limit: no ceilings of {p.gpu or 'this GPU'} are recorded (weft bench --save records them)",
             style="dim",
-            soft_wrap=True,
         )
 
 
