@@ -17,7 +17,7 @@ from weft.operators.loss.kernels import capped, coefficients, gradient_of, label
 from weft.operators.softmax.kernels import exponential, online_step
 
 TILE = 4096  # elements of a program's tile
-MOST_PARTS = 32  # of a row
+MOST_PARTS = 128  # of a row, which the losses' programs read
 
 
 # ``height`` is the number of rows: here neighbours, so that what divides it matters (``launch.COUNTED``).
@@ -135,11 +135,12 @@ def gradient_beside(
 
 def parts_of(x: Tensor) -> tuple[tuple[int, int], int, dict[str, int]]:
     """The grid (row tiles, parts), the columns of a part, and a program's tile."""
-    (m, v), rows = x.shape, 128 // x.element_size()
+    m, v = x.shape
+    rows = min(128 // x.element_size(), bucket(m))
     single = (
         x.element_size() == 4 and x.stride(1) % 2 > 0
     )  # fp32 by single elements: fewer, for their addresses' registers
-    tiles, block = triton.cdiv(m, rows), TILE // (2 if single else 1) // rows
+    tiles, block = triton.cdiv(m, rows), min(TILE // (2 if single else 1) // rows, bucket(v))
     wanted = min(triton.cdiv(8 * multiprocessors(x.device), tiles), MOST_PARTS)  # eight share a multiprocessor
     span = triton.cdiv(triton.cdiv(v, block), wanted) * block
     return (tiles, triton.cdiv(v, span)), span, {"ROWS": rows, "BLOCK": block}

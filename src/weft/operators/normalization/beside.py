@@ -18,7 +18,7 @@ from weft.operators.layout import views
 from weft.operators.normalization.kernels import read, reciprocal_root, scaled, tile, with_copies, write
 
 TILE = 4096  # elements of a program's tile
-MOST_PARTS = 32  # of a row: each program that writes y reads the sums of all
+MOST_SUMS = 2048  # of parts, that each program that writes y reads of its rows
 
 
 # ``height`` is the number of rows: here neighbours, so that what divides it matters (``launch.COUNTED``).
@@ -104,13 +104,12 @@ def beside_launch(c: Any) -> Any:
     """Of a ``NormCall`` (dispatch.py)."""
     norm, residual = c.config, c.x if c.residual is None else c.residual
     (m, n, *x_s), (_, _, *r_s), (_, _, *y_s) = views(c.x, residual, torch.empty_like(c.x, device="meta"))
-    rows = 128 // c.x.element_size()
+    rows = min(128 // c.x.element_size(), bucket(m))
     # fp32 by single elements: half as many a thread, for the registers of their addresses
     single = c.x.element_size() == 4 and any(column % 2 for _, column in (x_s, r_s, y_s))
     block, tiles = TILE // (2 if single else 1) // rows, triton.cdiv(m, rows)
-    wanted = min(
-        triton.cdiv(8 * multiprocessors(c.x.device), tiles), MOST_PARTS
-    )  # eight programs share a multiprocessor
+    programs = 8 * multiprocessors(c.x.device)  # that run at once
+    wanted = min(triton.cdiv(programs, tiles), MOST_SUMS // rows)
     span = triton.cdiv(triton.cdiv(n, block), wanted) * block
     grid = tiles, triton.cdiv(n, span)
     shape, h_s = {"ROWS": rows, "BLOCK": block}, y_s if norm.added else x_s
