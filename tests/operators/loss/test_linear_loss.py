@@ -60,7 +60,7 @@ def test_chunks_share_one_buffer_of_the_rows_asked_for():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("reduction", "factor"), [("mean", 1.0), ("sum", -0.25), ("none", 0.5)])
 @pytest.mark.parametrize("chunk", [None, 7])
-@pytest.mark.parametrize("sizes", [(20, 16, 40), (20, 13, 37)])
+@pytest.mark.parametrize("sizes", [(20, 16, 40), (20, 13, 37), (20, 16, 37), (20, 16, 5)])
 def test_the_gradients_are_those_of_linear_and_cross_entropy(dtype, reduction, factor, chunk, sizes):
     x, weight, target, bias = drawn(*sizes, dtype=torch_dtype(dtype), bias=True)
     target[3] = -100
@@ -72,6 +72,21 @@ def test_the_gradients_are_those_of_linear_and_cross_entropy(dtype, reduction, f
     torch.testing.assert_close(loss.double(), want, **near)
     for a, b in zip(got, gradients, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=near["rtol"], atol=near["atol"] * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_of_an_odd_vocabulary_only_the_last_classes_are_copied(bias):
+    x, weight, target, bias = drawn(d=16, v=37, dtype=torch.bfloat16, bias=bias)
+    call = linear_call(x, weight, target, bias=bias)
+    assert linear_chunks.aligned(call) is call
+    classes = linear_chunks.Classes(call)
+    assert (
+        classes.weight.data_ptr() == weight.data_ptr() and len(classes.weight) == 32 and classes.others.shape == (8, 16)
+    )
+    ((_, logits),) = linear_chunks.chunks(call)
+    assert logits.shape == (20, 40) and bool((logits[:, 37:] == 0).all())
+    wanted = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    torch.testing.assert_close(logits[:, :37].double(), wanted, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("chunk", [8, None])

@@ -25,8 +25,8 @@ Three = tuple[Tensor | None, Tensor | None, Tensor | None]  # by x, the weight a
 
 def aligned(c: LinearCall) -> LinearCall:
     """The call, or that of copies whose sizes along D and V are multiples of 8 and whose rows begin on 16 bytes, filled up with
-    zeros: of other sizes in 16 bits cuBLAS falls to a quarter of its rate. Logits of the classes added are zeros."""
-    if c.aligned and (c.x.element_size() > 2 or c.weight.shape[0] % 8 == 0):
+    zeros: of other sizes in 16 bits cuBLAS falls to a quarter of its rate."""
+    if c.aligned:
         return c
     d, v, bias = padded.up_to(c.x.shape[1]), padded.up_to(c.weight.shape[0]), c.bias
     x, weight = (
@@ -38,18 +38,49 @@ def aligned(c: LinearCall) -> LinearCall:
     return dataclasses.replace(c, x=x, weight=weight, bias=bias, chunk_rows=c.rows)
 
 
+class Classes:
+    """The weight [V, D] as cuBLAS is fast with it: the first classes, of which 8 divides the number, and a copy of the others,
+    with zeros after them. Logits have a column for each of those too."""
+
+    def __init__(self, c: LinearCall):
+        (v, d), self.bias, self.others = c.weight.shape, c.bias, None
+        self.first = v if c.x.element_size() > 2 else v // 8 * 8
+        self.columns, self.weight = v, c.weight
+        if self.first < v:
+            self.columns = self.first + 8
+            self.weight, self.others = c.weight[: self.first], padded.copied_to(c.weight[self.first :], 8, d)
+            if c.bias is not None:
+                self.bias = padded.copied_to(c.bias[None], 1, self.columns)[0]
+
+    def logits(self, x: Tensor, logits: Tensor) -> None:
+        """x · weightᵀ (+ bias) into logits."""
+        for weight, columns in ((self.weight, slice(self.first)), (self.others, slice(self.first, None))):
+            if weight is None or not len(weight):
+                continue
+            if self.bias is None:
+                torch.mm(x, weight.t(), out=logits[:, columns])
+            else:
+                torch.addmm(self.bias[columns], x, weight.t(), out=logits[:, columns])
+
+    def gradient(self, dlogits: Tensor, dx: Tensor) -> None:
+        """dlogits · weight into dx; what the others add is rounded before it is added to."""
+        if self.others is None:
+            torch.mm(dlogits, self.weight, out=dx)
+            return
+        torch.mm(dlogits[:, self.first :], self.others, out=dx)
+        if self.first:
+            dx.addmm_(dlogits[:, : self.first], self.weight)
+
+
 def chunks(c: LinearCall) -> Iterator[tuple[slice, Tensor]]:
     """(rows, their logits), all in one buffer whose rows begin on 16 bytes."""
-    t, v, most = c.x.shape[0], c.weight.shape[0], c.rows
-    buffer = torch.empty((min(most, t), padded.up_to(v)), device=c.x.device, dtype=c.x.dtype)[:, :v]
-    columns = c.weight.t()
+    t, classes, most = c.x.shape[0], Classes(c), c.rows
+    buffer = torch.empty((min(most, t), padded.up_to(classes.columns)), device=c.x.device, dtype=c.x.dtype)
+    buffer = buffer[:, : classes.columns]
     for start in range(0, t, most):
         rows = slice(start, min(start + most, t))
         logits = buffer[: rows.stop - start]
-        if c.bias is None:
-            torch.mm(c.x[rows], columns, out=logits)
-        else:
-            torch.addmm(c.bias, c.x[rows], columns, out=logits)
+        classes.logits(c.x[rows], logits)
         yield rows, logits
 
 
@@ -59,18 +90,19 @@ class Gradients:
 
     def __init__(self, call: LinearCall, wanted: tuple[bool, ...], of: Tensor | None = None):
         x, weight, self.of = call.x, call.weight, call.weight if of is None else of
-        self.call, self.started = call, False
+        self.call, self.classes, self.started = call, Classes(call), False
         dtype = call.accumulate
         if dtype is None:
             few = call.rows * FEW >= x.shape[0]
             dtype = weight.dtype if few else torch.float32
+        rows = self.classes.columns
         self.dx = torch.empty(x.shape, device=x.device, dtype=x.dtype) if wanted[0] else None
-        self.dweight = torch.empty(weight.shape, device=x.device, dtype=dtype) if wanted[1] else None
-        self.dbias = torch.zeros(weight.shape[0], device=x.device, dtype=torch.float32) if wanted[2] else None
+        self.dweight = torch.empty((rows, weight.shape[1]), device=x.device, dtype=dtype) if wanted[1] else None
+        self.dbias = torch.zeros(rows, device=x.device, dtype=torch.float32) if wanted[2] else None
 
     def add(self, rows: slice, dlogits: Tensor) -> None:
         if self.dx is not None:
-            torch.mm(dlogits, self.call.weight, out=self.dx[rows])
+            self.classes.gradient(dlogits, self.dx[rows])
         if self.dweight is not None:
             _add_product(self.dweight, dlogits.t(), self.call.x[rows], self.started)
         if self.dbias is not None:
