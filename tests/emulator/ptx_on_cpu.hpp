@@ -67,6 +67,10 @@ inline u32 __reduce_max_sync(u32, u32 x) {
   for (int step = 1; step < 32; step *= 2) x = max(x, __shfl_xor_sync(~0u, x, step));
   return x;
 }
+inline u32 __reduce_or_sync(u32, u32 x) {
+  for (int step = 1; step < 32; step *= 2) x |= __shfl_xor_sync(~0u, x, step);
+  return x;
+}
 inline u32 __reduce_add_sync(u32, u32 x) {
   for (int step = 1; step < 32; step *= 2) x += __shfl_xor_sync(~0u, x, step);
   return x;

@@ -20,12 +20,13 @@ from weft.operators.launch import compiling_for
 
 LAUNCH = """
 const Sizes sizes = {int(job.shape[0]), int(job.shape[1]), int(job.shape[2]), int(job.shape[3]), int(job.shape[4]),
-                     int(job.shape[5]), int(job.shape[6]), int(job.shape[7]), int(job.shape[8]), int(job.scales[0]),
-                     int(job.scales[1]), job.shape[9], job.shape[10], job.shape[11], float(job.factors[0])};
+                     int(job.shape[5]), int(job.shape[6]), int(job.shape[7]), int(job.shape[8]), int(job.shape[9]),
+                     int(job.shape[10]), int(job.shape[11]), i64(job.factors[0]), job.scales[0], job.scales[1],
+                     float(job.factors[1])};
 float *const statistics = job.buffer(8);
 job.run([&] {
   KERNEL(job.buffer(4), statistics, statistics + sizes.all * sizes.queries, job.buffer(3), job.buffer(10),
-         job.map<TensorMap>(0), job.map<TensorMap>(1), job.map<TensorMap>(2), sizes);
+         job.buffer(5), job.buffer(6), job.map<TensorMap>(0), job.map<TensorMap>(1), job.map<TensorMap>(2), sizes);
 });
 """
 
@@ -46,6 +47,7 @@ class Case:
     window: Any = None
     sinks: Any = None  # their dtype
     apart: bool = False  # [B, S, H, D] in memory, with room between rows
+    packed: tuple = ()  # bounds of queries and of keys, among s and t tokens
     groups: int = 2
     keys: int = 64
     stages: int = 2
@@ -65,6 +67,8 @@ class Call:
             if case.apart:
                 room = torch.randn((case.b, rows, heads, columns + 8), generator=g).to(case.dtype)
                 return room[..., :columns].transpose(1, 2)
+            if case.packed:
+                return torch.randn((rows, heads, columns), generator=g).to(case.dtype)
             return torch.randn((case.b, heads, rows, columns), generator=g).to(case.dtype)
 
         shapes = (case.h, case.s, case.d), (case.g, case.t, case.d), (case.g, case.t, case.dv)
@@ -72,6 +76,11 @@ class Call:
         self.named: dict[str, Any] = {"causal": case.causal, "window": case.window}
         self.sinks = torch.randn(case.h, generator=g).to(case.sinks or case.dtype)
         given = {"sinks": self.sinks} if case.sinks else {}
+        self.bounds = [torch.tensor(b, dtype=torch.int32) for b in case.packed]
+        if case.packed:
+            given |= dict(zip(("cu_seqlens_q", "cu_seqlens_k"), self.bounds, strict=True))
+            for t, (first, *_, end) in ((self.q, case.packed[0]), (self.k, case.packed[1]), (self.v, case.packed[1])):
+                t[:first] = t[end:] = torch.nan  # tokens of no sequence
         made = dispatch.options(tuple(given), case.causal, case.window, None, None, None, 0.0)
         config = {name.upper(): getattr(case, name) for name in ("groups", "keys", "stages", "q_stages", "turns")}
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
@@ -82,7 +91,7 @@ class Call:
             assert hopper_forward.unsupported(call) == ""
             self.plan = dispatch.hopper_launch(call)
         self.o = torch.full_like(dispatch.result_like(self.q, case.dv), torch.nan)
-        self.statistics = torch.full((2, case.b, case.h, case.s), torch.nan)
+        self.statistics = torch.full((2, *(() if case.packed else (case.b,)), case.h, case.s), torch.nan)
 
     @property
     def launch(self) -> str:
@@ -91,10 +100,11 @@ class Call:
     def job(self) -> bytes:
         counter = torch.zeros(1, dtype=torch.int32)
         buffers = {0: self.q, 1: self.k, 2: self.v, 3: self.sinks, 4: self.o, 8: self.statistics, 10: counter}
+        buffers |= dict(zip((5, 6), self.bounds, strict=False))
         maps, sizes = packed_maps(lambda: self.plan.scalars(self.q, self.k, self.v), buffers, [0, 1, 2])
-        numbers = [getattr(sizes, name) for name, _ in sizes._fields_[:-1]]
-        return job(self.plan.launch, self.seed, buffers, maps=maps, shape=[*numbers[:9], *numbers[11:]], scales=numbers[9:11],
-                   factors=[sizes.unit])  # fmt: skip
+        numbers = [getattr(sizes, name) for name, _ in sizes._fields_]
+        return job(self.plan.launch, self.seed, buffers, maps=maps, shape=numbers[:12], scales=numbers[13:15],
+                   factors=[numbers[12], sizes.unit])  # fmt: skip
 
     def what_is_wrong(self, found: bytes) -> str:
         """An empty string, or where o is further off than rounding of probabilities and result allows, or a statistic off."""
@@ -105,7 +115,10 @@ class Call:
             return "the counter is left for the next launch"
         sinks = self.sinks.double() if self.case.sinks else None
         operands = (t.double() for t in (self.q, self.k, self.v))
-        want, lse = reference(*operands, sinks=sinks, return_lse=True, **self.named)
+        if self.case.packed:
+            operands = (t.nan_to_num() for t in operands)
+        cu = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), self.bounds, strict=False))
+        want, lse = reference(*operands, sinks=sinks, return_lse=True, **self.named, **cu)
         eps = torch.finfo(self.case.dtype).eps
         wrong = difference("o", o, want, eps * want.abs() + eps * want.abs().amax())
         got = log_sum_exp(peak, log_sum, True)
@@ -116,8 +129,14 @@ CASES = {
     "causal": Case(b=2, h=3, g=1, s=200, t=200, causal=True, sinks=BF16),
     "fewer keys than queries": Case(s=200, t=70, causal=True, h=2, g=2, sinks=torch.float32),
     "window": Case(s=260, t=250, window=(40, 30), sinks=BF16),
+    "packed": Case(
+        h=3, g=1, s=250, t=260, packed=((7, 80, 80, 81, 230), (5, 20, 90, 150, 240)), causal=True, sinks=BF16
+    ),
     "128 columns": Case(d=104, dv=72, s=100, t=140, keys=112, q_stages=2, apart=True),
     "more keys than queries": Case(s=70, t=300, causal=True, groups=3, dtype=FP16, blocks=3),
+    "packed, window": Case(
+        s=200, t=210, packed=((0, 150, 200), (0, 100, 210)), window=(30, 20), d=128, dv=128, keys=80
+    ),
     "left": Case(s=130, t=400, window=(90, None), apart=True, h=2, keys=96),
     "causal, 128 columns": Case(d=128, dv=128, s=130, t=300, keys=128, turns=0, causal=True),
     "256 columns": Case(d=256, dv=256, s=70, t=120, keys=80, turns=0),
@@ -144,15 +163,18 @@ MISTAKES = {
     "keys of another head": ("causal", "tile.head / sizes.group", "tile.head"),
     "a key less on the right": ("causal", "position + sizes.right + 1)", "position + sizes.right)"),
     "no mask at the right edge": ("causal", "first + shift + sizes.right + 1)", "first + 64 + shift + sizes.right + 1)"),
-    "a key less on the left": ("window", "position - sizes.left - begin", "position - sizes.left + 1 - begin"),
+    "a key less on the left": ("window", ": position - sizes.left) - begin", ": position - sizes.left + 1) - begin"),
     "no mask at the left edge": ("window", "first + 63 + shift", "first - 64 + shift"),
     "a peak of two lanes": ("causal", "__shfl_xor_sync(0xffffffffu, now, 2)", "now"),
     "a row without keys": ("fewer keys than queries", "masked && now == -INFINITE ? 0.f : now", "now"),
     "values lie as if there were 64 keys": ("128 columns", "v_slot * V_BYTES), BLOCK)", "v_slot * V_BYTES), ATOM)"),
     "lanes keep their own pairs": ("causal", "upper ? w.word[k] : w.word[k | apart], apart)", "w.word[k], apart)"),
+    "keys of the next sequence": ("packed", "c * 64, -lacking, tile", "c * 64, 0, tile"),
+    "a tile that there is not": ("packed", "if (PACKED && t.first >= t.queries) return false;", ""),
+    "tiles of the sequence before": ("packed", "ROWS + middle + 1 <= row", "ROWS + middle <= row"),
     "columns that are not there": ("128 columns", "8 * (j + lane % 4) < sizes.columns", "true"),
 }  # fmt: skip
-LONG = list(CASES)[4:]
+LONG = list(CASES)[5:]
 SUITES = {"hopper_forward.cu": Suite(cuda_as_cpp.whole(hopper_forward.SOURCE), Call, CASES, MISTAKES, long=LONG)}
 
 

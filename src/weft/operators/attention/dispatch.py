@@ -178,6 +178,11 @@ class AttentionCall(Call):
         return ""
 
     @property
+    def usual_queries(self) -> int:
+        """Of a head of a batch, or of packed sequences' mean."""
+        return self.query_tokens // (self.batches if self.packed else 1)
+
+    @property
     def slopes_need_gradients(self) -> bool:
         return torch.is_grad_enabled() and "alibi" in self.given and self.given["alibi"].requires_grad
 
@@ -443,7 +448,7 @@ FORWARD = Dispatch(
     Route("torch", lambda c: unsupported(c) != "", "strides so long that a tile spans 2**31 elements"),
     Route(
         "hopper",
-        lambda c: c.query_tokens > 64 or c.batches * c.heads <= 128,
+        lambda c: c.usual_queries > 64 or c.batches * c.heads <= 128,
         HOPPER,
         hopper_launch,
         hopper_forward.unsupported,

@@ -19,11 +19,12 @@
 constexpr float LOG2E = 1.4426950408889634f;
 #define INFINITE __uint_as_float(0x7f800000u)
 
-// queries, keys: of a head; heads: of q in a batch, `group` of them to one of k and v; rows: tiles of a head; section: heads (of any
-// batch) whose tiles follow one another; all: heads of all batches; left, right: keys that a query sees beside its own; sinks: 0 none, 1 of
-// T, 2 of float; columns: of v; o_batch …: strides of the result; unit: of a score, in exponents of 2.
+// queries, keys: of a head (of packed sequences: all of them); heads: of q in a batch, `group` of them to one of k and v; rows: tiles of a
+// head; section: heads (of any batch) whose tiles follow one another; all: heads of all batches; left, right: keys that a query sees beside its
+// own; sinks: 0 none, 1 of T, 2 of float; columns: of v; sequences: packed ones; o_batch …: strides of the result; unit: of a score, in
+// exponents of 2.
 struct Sizes {
-  int queries, keys, heads, group, rows, section, all, left, right, sinks, columns;
+  int queries, keys, heads, group, rows, section, all, left, right, sinks, columns, sequences;
   i64 o_batch, o_head, o_row;
   float unit;
 };
@@ -38,23 +39,54 @@ __device__ __forceinline__ float power_of_two(float x) {
 __device__ __forceinline__ void turn_wait(int id) { asm volatile("bar.sync %0, 256;" ::"r"(id) : "memory"); }
 __device__ __forceinline__ void turn_pass(int id) { asm volatile("bar.arrive %0, 256;" ::"r"(id) : "memory"); }
 
-// Where a tile lies, and which tiles of keys it sees: [from, to).
-template <int ROWS, int KEYS, bool LEFT, bool RIGHT> struct Tile {
-  int batch, head, first, from, to;
-  __device__ __forceinline__ Tile(int tile, const Sizes &s) {
-    const int section = tile / (s.section * s.rows), inside = tile % (s.section * s.rows);
-    const int heads = min(s.section, s.all - section * s.section), all = section * s.section + inside % heads;
-    batch = all / s.heads, head = all % s.heads, first = (s.rows - 1 - inside / heads) * ROWS;
-    const int shift = s.keys - s.queries, last = min(first + ROWS, s.queries) - 1;
-    const int begin = LEFT ? max(first + shift - s.left, 0) : 0, end = RIGHT ? min(last + shift + s.right + 1, s.keys) : s.keys;
-    from = begin / KEYS, to = max((end + KEYS - 1) / KEYS, from);
+// Queries `first` … of a sequence, whose tokens begin at query_start and key_start; they see tiles of keys [from, to).
+struct Tile { int batch, head, first, from, to, query_start, key_start, queries, keys; };
+
+// First token and length of sequence b. Ahead of the first one (b = -1) and behind the last one are the tokens, up to `rest`, that belong to
+// none. Bounds out of range are clamped.
+__device__ __forceinline__ void extent(const int *bounds, int b, int sequences, int tokens, int rest, int &start, int &length) {
+  start = b < 0 ? 0 : min(max(bounds[b], 0), tokens);
+  const int end = b < sequences ? bounds[b + 1] : rest;
+  length = max(min(b < 0 ? min(end, rest) : end, tokens) - start, 0);
+}
+
+// The tile of a number. Packed sequences have tiles of their own: those of sequence b are numbered from bounds[b] / ROWS + b + 1 on, which leaves
+// room for any lengths; some numbers have no tile.
+template <int ROWS, int KEYS, bool LEFT, bool RIGHT, bool PACKED>
+__device__ __forceinline__ bool find(Tile &t, int number, const Sizes &s, const int *query_bounds, const int *key_bounds) {
+  const int section = number / (s.section * s.rows), inside = number % (s.section * s.rows);
+  const int heads = min(s.section, s.all - section * s.section), all = section * s.section + inside % heads;
+  int row = s.rows - 1 - inside / heads;
+  t.batch = all / s.heads, t.head = all % s.heads, t.query_start = t.key_start = 0, t.queries = s.queries, t.keys = s.keys;
+  if constexpr (PACKED) {
+    int b = -1, high = s.sequences;
+    while (b < high) {
+      const int middle = (b + high + 1) / 2;
+      if (query_bounds[middle] / ROWS + middle + 1 <= row)
+        b = middle;
+      else
+        high = middle - 1;
+    }
+    row = max(row - (b < 0 ? 0 : query_bounds[b] / ROWS) - b - 1, 0);
+    extent(query_bounds, b, s.sequences, s.queries, s.queries, t.query_start, t.queries);
+    extent(key_bounds, b, s.sequences, s.keys, 0, t.key_start, t.keys);
   }
-};
+  t.first = row * ROWS;
+  if (PACKED && t.first >= t.queries) return false;
+  const int shift = t.keys - t.queries, last = min(t.first + ROWS, t.queries) - 1;
+  const int begin = LEFT ? max(t.first + shift - s.left, 0) : 0, end = RIGHT ? min(last + shift + s.right + 1, t.keys) : t.keys;
+  t.from = begin / KEYS, t.to = max((end + KEYS - 1) / KEYS, t.from);
+  return true;
+}
+
+// What all lanes of a warp agree on, in a uniform register: after a shuffle instead the compiler would keep slots and descriptors in
+// registers of threads.
+__device__ __forceinline__ int agreed(int x) { return int(__reduce_or_sync(0xffffffffu, u32(x))); }
 
 // One step of the online softmax (Milakov & Gimelshein 2018) on scores of 64 queries and KEYS keys: a thread has of queries lane / 4 and
 // lane / 4 + 8 of its warp, two neighbouring columns of every 8. Of a query it sees columns [low, high), counted from its own first one.
 // Leaves probabilities in s, and in `shrink` what sums so far are to be multiplied by.
-template <int KEYS, bool LEFT>
+template <int KEYS, bool LOW>
 __device__ __forceinline__ void softmax(float (&s)[KEYS / 2], float (&peak)[2], float (&total)[2], float (&shrink)[2], float unit, bool masked, const int (&low)[2],
                                         const int (&high)[2]) {
   constexpr int CHAINS = 4;  // of dependent operations for each query
@@ -62,7 +94,7 @@ __device__ __forceinline__ void softmax(float (&s)[KEYS / 2], float (&peak)[2], 
 #pragma unroll
   for (int i = 0; i < KEYS / 2; i++) {
     const int h = i / 2 % 2, column = i / 4 * 8 + i % 2, chain = i / 4 % 2 * 2 + i % 2;
-    if (masked) s[i] = column < high[h] && (!LEFT || column >= low[h]) ? s[i] : -INFINITE;
+    if (masked) s[i] = column < high[h] && (!LOW || column >= low[h]) ? s[i] : -INFINITE;
     most[h][chain] = i < 8 ? s[i] : fmaxf(most[h][chain], s[i]);
   }
   float base[2];
@@ -87,11 +119,13 @@ __device__ __forceinline__ void softmax(float (&s)[KEYS / 2], float (&peak)[2], 
 
 // o[b, h, i] = Σ_j p[i, j] v[b, h / group, j], p = softmax of unit q·k; peak (in exponents of 2) and log_sum, log2 of the sum of powers
 // relative to it, are [batches, heads, queries]. counter is 0 before a launch and after it. D and DV: columns of q and k, and of v.
-// Maps have boxes of 64 columns, by GROUPS x 64 queries and KEYS keys.
-template <typename T, int D, int DV, int GROUPS, int KEYS, int STAGES, int Q_STAGES, bool TURNS, bool LEFT, bool RIGHT>
+// Maps have boxes of 64 columns, by GROUPS x 64 queries and KEYS keys. PACKED: sequences of other lengths follow one another, from the tokens
+// on that the bounds say. Then the map of keys (and that of values) steps from row to row in its second and its third dimension, of which the
+// second one has KEYS: what a tile lacks comes as zeros ahead of it, and nothing is read of the next sequence.
+template <typename T, int D, int DV, int GROUPS, int KEYS, int STAGES, int Q_STAGES, bool TURNS, bool LEFT, bool RIGHT, bool PACKED>
 __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
-    attention_hopper(T *o, float *peaks, float *log_sums, const void *sinks, u32 *counter, const __grid_constant__ TensorMap q_map,
-                     const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, Sizes sizes) {
+    attention_hopper(T *o, float *peaks, float *log_sums, const void *sinks, u32 *counter, const int *query_bounds, const int *key_bounds,
+                     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, Sizes sizes) {
   constexpr int ROWS = 64 * GROUPS;
   constexpr int Q_BLOCK = ROWS * LINE, BLOCK = KEYS * LINE;  // bytes of 64 columns
   constexpr int Q_BYTES = D / 64 * Q_BLOCK, K_BYTES = D / 64 * BLOCK, V_BYTES = DV / 64 * BLOCK;
@@ -99,7 +133,8 @@ __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
   unsigned char *const queries = dynamic, *const keys = queries + Q_STAGES * Q_BYTES, *const values = keys + STAGES * K_BYTES;
   u64 *const q_full = reinterpret_cast<u64 *>(values + STAGES * V_BYTES), *const q_empty = q_full + Q_STAGES;
   u64 *const k_full = q_empty + Q_STAGES, *const k_empty = k_full + STAGES, *const v_full = k_empty + STAGES, *const v_empty = v_full + STAGES;
-  int *const numbers = reinterpret_cast<int *>(v_empty + STAGES);  // of the tiles in the slots of queries
+  int *const numbers = reinterpret_cast<int *>(v_empty + STAGES);  // of the tiles in the slots of queries; -1: there are no more
+  Tile *const tiles = reinterpret_cast<Tile *>(numbers + Q_STAGES);
 
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) {
@@ -121,27 +156,38 @@ __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
       u32 q_parity = 1, k_parity = 1, v_parity = 1;  // fresh slots count as emptied
       for (int number = blockIdx.x; number < count;) {
         const int drawn = atomicAdd(counter, 1u);  // before it is needed: it takes a trip to L2
-        const Tile<ROWS, KEYS, LEFT, RIGHT> tile(number, sizes);
+        Tile tile;
+        const bool there = find<ROWS, KEYS, LEFT, RIGHT, PACKED>(tile, number, sizes, query_bounds, key_bounds);
         const int of_k = tile.head / sizes.group;
+        auto fetch_tile = [&](unsigned char *to, const TensorMap &map, int blocks, int at, u64 *full) {
+          const int lacking = PACKED ? max((at + 1) * KEYS - tile.keys, 0) : 0;
+          barrier_expect(full, blocks * BLOCK);
+          for (int c = 0; c < blocks; c++)
+            if constexpr (PACKED)
+              fetch(to + c * BLOCK, map, c * 64, -lacking, tile.key_start + at * KEYS, of_k, full);
+            else
+              fetch(to + c * BLOCK, map, c * 64, at * KEYS, of_k, tile.batch, full);
+        };
         auto fetch_keys = [&](int at) {
           barrier_wait(&k_empty[k_slot], k_parity);
-          barrier_expect(&k_full[k_slot], K_BYTES);
-          for (int c = 0; c < D / 64; c++) fetch(keys + k_slot * K_BYTES + c * BLOCK, k_map, c * 64, at * KEYS, of_k, tile.batch, &k_full[k_slot]);
+          fetch_tile(keys + k_slot * K_BYTES, k_map, D / 64, at, &k_full[k_slot]);
           if (++k_slot == STAGES) k_slot = 0, k_parity ^= 1;
         };
-        if (tile.from < tile.to) fetch_keys(tile.to - 1);
-        barrier_wait(&q_empty[q_slot], q_parity);
-        numbers[q_slot] = number;
-        barrier_expect(&q_full[q_slot], Q_BYTES);
-        for (int c = 0; c < D / 64; c++)
-          fetch(queries + q_slot * Q_BYTES + c * Q_BLOCK, q_map, c * 64, tile.first, tile.head, tile.batch, &q_full[q_slot]);
-        if (++q_slot == Q_STAGES) q_slot = 0, q_parity ^= 1;
-        for (int at = tile.to - 1; at >= tile.from; at--) {
-          if (at > tile.from) fetch_keys(at - 1);
-          barrier_wait(&v_empty[v_slot], v_parity);
-          barrier_expect(&v_full[v_slot], V_BYTES);
-          for (int c = 0; c < DV / 64; c++) fetch(values + v_slot * V_BYTES + c * BLOCK, v_map, c * 64, at * KEYS, of_k, tile.batch, &v_full[v_slot]);
-          if (++v_slot == STAGES) v_slot = 0, v_parity ^= 1;
+        if (there) {
+          if (tile.from < tile.to) fetch_keys(tile.to - 1);
+          barrier_wait(&q_empty[q_slot], q_parity);
+          numbers[q_slot] = number;
+          if (PACKED) tiles[q_slot] = tile;
+          barrier_expect(&q_full[q_slot], Q_BYTES);
+          for (int c = 0; c < D / 64; c++)
+            fetch(queries + q_slot * Q_BYTES + c * Q_BLOCK, q_map, c * 64, tile.query_start + tile.first, tile.head, tile.batch, &q_full[q_slot]);
+          if (++q_slot == Q_STAGES) q_slot = 0, q_parity ^= 1;
+          for (int at = tile.to - 1; at >= tile.from; at--) {
+            if (at > tile.from) fetch_keys(at - 1);
+            barrier_wait(&v_empty[v_slot], v_parity);
+            fetch_tile(values + v_slot * V_BYTES, v_map, DV / 64, at, &v_full[v_slot]);
+            if (++v_slot == STAGES) v_slot = 0, v_parity ^= 1;
+          }
         }
         number = gridDim.x + drawn;
         if (drawn == count - 1) *counter = 0;  // each block draws once in vain: this was the last draw of all
@@ -163,10 +209,17 @@ __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
     };
     while (true) {
       barrier_wait(&q_full[q_slot], q_parity);
-      const int number = __shfl_sync(0xffffffffu, numbers[q_slot], 0);
+      const int number = agreed(numbers[q_slot]);
       if (number < 0) break;
-      const Tile<ROWS, KEYS, LEFT, RIGHT> tile(number, sizes);
-      const int first = tile.first + 64 * mine, row = first + 16 * warp + lane / 4, shift = sizes.keys - sizes.queries;
+      Tile tile;
+      if constexpr (PACKED) {  // found once, by the producer: bounds are read from memory
+        tile = tiles[q_slot];
+        tile.from = agreed(tile.from), tile.to = agreed(tile.to);
+      } else {
+        find<ROWS, KEYS, LEFT, RIGHT, PACKED>(tile, number, sizes, query_bounds, key_bounds);
+      }
+      const int all_queries = PACKED ? tile.queries : sizes.queries, all_keys = PACKED ? tile.keys : sizes.keys, shift = all_keys - all_queries;
+      const int first = tile.first + 64 * mine, row = first + 16 * warp + lane / 4;
       const u32 q_at = shared_address(queries + q_slot * Q_BYTES) + mine * ATOM;
       float s[KEYS / 2], o_sums[DV / 2], peak[2] = {-INFINITE, -INFINITE}, total[2] = {0.f, 0.f}, shrink[2];
       u32 p[KEYS / 16][4];
@@ -203,11 +256,12 @@ __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
         int low[2], high[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-          const int position = row + 8 * h + shift, begin = at * KEYS + lane % 4 * 2;
-          low[h] = position - sizes.left - begin;
-          high[h] = (RIGHT ? min(sizes.keys, position + sizes.right + 1) : sizes.keys) - begin;
+          const int position = row + 8 * h + shift, least = at * KEYS;
+          const int begin = (PACKED ? min(least + KEYS, all_keys) - KEYS : least) + lane % 4 * 2;  // key of the thread's first column
+          low[h] = (PACKED && LEFT ? max(position - sizes.left, least) : PACKED ? least : position - sizes.left) - begin;
+          high[h] = (RIGHT ? min(all_keys, position + sizes.right + 1) : all_keys) - begin;
         }
-        softmax<KEYS, LEFT>(s, peak, total, shrink, sizes.unit, masked, low, high);
+        softmax<KEYS, LEFT || PACKED>(s, peak, total, shrink, sizes.unit, masked, low, high);
       };
       auto pack_all = [&] {
 #pragma unroll
@@ -244,8 +298,9 @@ __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
         pack_all();
         at--;
         // Keys that all of the warpgroup's queries see begin at `inner` and end before `outer`.
-        const int outer = RIGHT ? min(sizes.keys, first + shift + sizes.right + 1) : sizes.keys;
-        const int inner = LEFT ? max((first + 63 + shift - sizes.left + KEYS - 1) / KEYS, tile.from) : tile.from;
+        int outer = RIGHT ? min(all_keys, first + shift + sizes.right + 1) : all_keys;
+        int inner = LEFT ? max((first + 63 + shift - sizes.left + KEYS - 1) / KEYS, tile.from) : tile.from;
+        if (PACKED) outer = agreed(outer), inner = agreed(inner);
         if constexpr (RIGHT)
           for (; at >= tile.from && (at + 1) * KEYS > outer; at--) step(at, true);
         for (; at >= inner; at--) step(at, false);
@@ -263,7 +318,7 @@ __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
       }
 
       // ---- o: queries lane / 4 (+ 8) of the warp, columns 8 j + 2 (lane % 4) (+ 1) are this thread's ----
-      const int all = tile.batch * sizes.heads + tile.head;
+      const i64 of_all = i64(tile.batch * sizes.heads + tile.head) * sizes.queries + tile.query_start;
       float factor[2];
 #pragma unroll
       for (int h = 0; h < 2; h++) {
@@ -281,12 +336,12 @@ __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
         if (total[h] == 0.f) total[h] = 1.f;
         factor[h] /= total[h];
         const int i = row + 8 * h;
-        if (lane % 4 == 0 && i < sizes.queries) {
-          peaks[i64(all) * sizes.queries + i] = top;
-          log_sums[i64(all) * sizes.queries + i] = log2f(total[h]);
+        if (lane % 4 == 0 && i < all_queries) {
+          peaks[of_all + i] = top;
+          log_sums[of_all + i] = log2f(total[h]);
         }
       }
-      T *const at_o = o + tile.batch * sizes.o_batch + tile.head * sizes.o_head;
+      T *const at_o = o + tile.batch * sizes.o_batch + tile.head * sizes.o_head + tile.query_start * sizes.o_row;
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         const int i = row + 8 * h;
@@ -304,7 +359,7 @@ __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
                 const u32 other = __shfl_xor_sync(0xffffffffu, upper ? w.word[k] : w.word[k | apart], apart);
                 w.word[k] = upper ? other : w.word[k], w.word[k | apart] = upper ? w.word[k | apart] : other;
               }
-          if (i < sizes.queries && 8 * (j + lane % 4) < sizes.columns) store(at_o + i * sizes.o_row + 8 * (j + lane % 4), w);
+          if (i < all_queries && 8 * (j + lane % 4) < sizes.columns) store(at_o + i * sizes.o_row + 8 * (j + lane % 4), w);
         }
       }
     }

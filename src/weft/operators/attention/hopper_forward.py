@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan, flags
 from weft.operators.hopper.gemm import SIXTEEN_BITS, flags_of
-from weft.operators.hopper.tensor_maps import Heads, map_why_not
+from weft.operators.hopper.tensor_maps import Heads, PackedHeads, map_why_not
 from weft.operators.launch import multiprocessors
 
 SOURCE = Path(__file__).parent / "hopper_forward.cu"
@@ -24,7 +24,20 @@ WIDTHS = ((64, 64), (128, 128), (192, 128), (192, 192), (256, 256))  # columns o
 class Sizes(ctypes.Structure):
     """``Sizes`` of hopper_forward.cu."""
 
-    ints = ("queries", "keys", "heads", "group", "rows", "section", "all", "left", "right", "sinks", "columns")
+    ints = (
+        "queries",
+        "keys",
+        "heads",
+        "group",
+        "rows",
+        "section",
+        "all",
+        "left",
+        "right",
+        "sinks",
+        "columns",
+        "sequences",
+    )
     _fields_ = (
         *((name, ctypes.c_int) for name in ints),
         *((name, ctypes.c_longlong) for name in ("o_batch", "o_head", "o_row")),
@@ -76,10 +89,10 @@ def unsupported(c: Any) -> str:
         return f"needs sm_90, this is sm_{c.sm}"
     if c.q.dtype not in SIXTEEN_BITS:
         return f"{c.q.dtype}; it takes float16 and bfloat16"
-    taken = [name for name in ("mask", "bias", "alibi", "cu_seqlens_q") if name in c.given]
+    taken = [name for name in ("mask", "bias", "alibi") if name in c.given]
     taken += [name for name in ("softcap", "score") if getattr(o, name) is not None] + ["dropout"] * (o.threshold > 0)
     if taken:
-        return f"{', '.join(taken)}; it takes causal, window, scale and sinks"
+        return f"{', '.join(taken)}; it takes causal, window, scale, sinks and cu_seqlens"
     if o.scale is not None and o.scale <= 0:
         return f"a scale of {o.scale}, which is not positive"
     if widths(c.d, c.dv) is None or c.d % 8 or c.dv % 8:
@@ -93,7 +106,8 @@ def unsupported(c: Any) -> str:
 
 
 class HopperForward:
-    """Called as the Triton kernel's plan is: with q, k, v, o, peak, log_sum, and of what may be given the sinks alone."""
+    """Called as the Triton kernel's plan is: with q, k, v, o, peak, log_sum, and of what may be given the sinks and the bounds
+    of packed sequences."""
 
     def __init__(self, c: Any, o: Tensor):
         left, right = c.options.left, c.options.right
@@ -102,10 +116,11 @@ class HopperForward:
         found = widths(c.d, c.dv)
         assert found is not None  # ``unsupported`` looked
         d, dv = found
-        config = configuration(c.q.device, c.q.dtype, d, dv, left_bound or right_bound, bucket(c.query_tokens))
+        config = configuration(c.q.device, c.q.dtype, d, dv, left_bound or right_bound, bucket(c.usual_queries))
         rows = 64 * config["GROUPS"]
-        tiles = -(-c.query_tokens // rows)
-        every = c.batches * c.heads
+        # of packed sequences as many as any lengths could need
+        tiles = c.query_tokens // rows + c.batches + 2 if c.packed else -(-c.query_tokens // rows)
+        every = c.heads * (1 if c.packed else c.batches)
         section = 1
         if right_bound:
             held = c.key_tokens * (c.d + c.dv) * c.q.element_size()
@@ -115,11 +130,14 @@ class HopperForward:
         scale = c.d**-0.5 if c.options.scale is None else c.options.scale
         self.sizes = Sizes(
             c.query_tokens, c.key_tokens, c.heads, c.group, tiles, section, every, left if left_bound else 0,
-            right if right_bound else 0, kind, c.dv, *o.stride()[:3], scale * LOG2E,
+            right if right_bound else 0, kind, c.dv, c.batches if c.packed else 0,
+            *((0, o.stride(1), o.stride(0)) if c.packed else o.stride()[:3]), scale * LOG2E,
         )  # fmt: skip
-        self.maps = Heads(c.q, rows), Heads(c.k, config["KEYS"]), Heads(c.v, config["KEYS"])
+        of_keys = PackedHeads if c.packed else Heads
+        q, k, v = c.views.values()
+        self.maps = Heads(q, rows), of_keys(k, config["KEYS"]), of_keys(v, config["KEYS"])
         numbers = (d, dv, *(config[name] for name in ("GROUPS", "KEYS", "STAGES", "Q_STAGES")))
-        ends = flags(config["TURNS"], left_bound, right_bound)
+        ends = flags(config["TURNS"], left_bound, right_bound, c.packed)
         kernel = f"attention_hopper<{CTYPES[c.q.dtype]}, {', '.join(map(str, numbers))}, {ends}>"
         grid = min(tiles * every, multiprocessors(c.q.device))
         threads, shared = 128 * (config["GROUPS"] + 1), shared_bytes(config, d, dv)
@@ -127,12 +145,12 @@ class HopperForward:
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, peak: Tensor, log_sum: Tensor, mask: Tensor, bias: Tensor,
-        sinks: Tensor, *rest: Any,
+        sinks: Tensor, alibi: Tensor, cu_q: Tensor, cu_k: Tensor, *rest: Any,
     ) -> None:  # fmt: skip
         launch, counter = self.launch, o
         if q.is_cuda:
             launch, counter = launch.at(self.scalars, q, k, v), flags_of(q.device, 1)
-        launch(o, peak, log_sum, sinks, counter)
+        launch(o, peak, log_sum, sinks, counter, cu_q, cu_k)
 
     def scalars(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
         of_q, of_k, of_v = self.maps

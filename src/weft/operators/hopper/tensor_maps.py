@@ -90,6 +90,20 @@ class Heads(Maps):
         self.known = {}
 
 
+class PackedHeads(Heads):
+    """That of the rows of packed sequences, [1, H, tokens, D], in boxes of 64 columns by ``rows`` rows of one sequence: both
+    middle dimensions step from row to row, and zeros come for rows ahead of the third one's.
+
+    Rows from ``row`` on are the last ``count`` of the box at (x, count - rows, row, head).
+    """
+
+    def __init__(self, like: Tensor, rows: int):
+        super().__init__(like, rows)
+        columns, tokens, heads, _ = self.sizes
+        self.sizes = (columns, rows, tokens, heads)
+        self.steps = (self.steps[0], self.steps[0], self.steps[1])
+
+
 def _step(like: Tensor) -> int:
     """Elements from row to row; of a single row, as many as TMA could take."""
     rows, columns = like.shape
