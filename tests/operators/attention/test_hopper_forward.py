@@ -137,8 +137,6 @@ CASES = {
     "packed, window": Case(
         s=200, t=210, packed=((0, 150, 200), (0, 100, 210)), window=(30, 20), d=128, dv=128, keys=80
     ),
-    "left": Case(s=130, t=400, window=(90, None), apart=True, h=2, keys=96),
-    "causal, 128 columns": Case(d=128, dv=128, s=130, t=300, keys=128, turns=0, causal=True),
     "256 columns": Case(d=256, dv=256, s=70, t=120, keys=80, turns=0),
     "160 keys": Case(d=128, dv=128, s=66, t=400, keys=160, q_stages=2),
 }
@@ -160,14 +158,11 @@ MISTAKES = {
     ),
     "no warpgroup begins": ("causal", "turn_pass(next_turn);  // the first warpgroup begins", ";"),
     "the counter stays": ("causal", "if (drawn == count - 1) *counter = 0;", ""),
-    "keys of another head": ("causal", "tile.head / sizes.group", "tile.head"),
     "a key less on the right": ("causal", "position + sizes.right + 1)", "position + sizes.right)"),
     "no mask at the right edge": ("causal", "first + shift + sizes.right + 1)", "first + 64 + shift + sizes.right + 1)"),
     "a key less on the left": ("window", ": position - sizes.left) - begin", ": position - sizes.left + 1) - begin"),
     "no mask at the left edge": ("window", "first + 63 + shift", "first - 64 + shift"),
-    "a peak of two lanes": ("causal", "__shfl_xor_sync(0xffffffffu, now, 2)", "now"),
     "a row without keys": ("fewer keys than queries", "masked && now == -INFINITE ? 0.f : now", "now"),
-    "values lie as if there were 64 keys": ("128 columns", "v_slot * V_BYTES), BLOCK)", "v_slot * V_BYTES), ATOM)"),
     "lanes keep their own pairs": ("causal", "upper ? w.word[k] : w.word[k | apart], apart)", "w.word[k], apart)"),
     "keys of the next sequence": ("packed", "c * 64, -lacking, tile", "c * 64, 0, tile"),
     "tiles of the sequence before": ("packed", "ROWS + middle + 1 <= row", "ROWS + middle <= row"),
