@@ -224,6 +224,7 @@ def test_what_it_does_not_take_has_a_reason():
             of_v = named.pop("dv", d)
             call = call_of((2, 4, 100, d), (2, 4, 100, d), (2, 4, 100, of_v), **named)
             assert words in hopper_forward.unsupported(call)
+        assert "0 keys" in hopper_forward.unsupported(call_of(heads, (2, 4, 0, 64), (2, 4, 0, 64)))
         sliced = call_of(heads, heads, heads)
         sliced.views["k"] = torch.empty(2, 4, 100, 65, device="meta", dtype=BF16)[..., :64]
         assert "16 bytes" in hopper_forward.unsupported(sliced)

@@ -218,6 +218,7 @@ __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
       } else {
         find<ROWS, KEYS, LEFT, RIGHT, PACKED>(tile, number, sizes, query_bounds, key_bounds);
       }
+      __syncwarp();  // all lanes have read what the producer overwrites once a lane of each warp has arrived
       const int all_queries = PACKED ? tile.queries : sizes.queries, all_keys = PACKED ? tile.keys : sizes.keys, shift = all_keys - all_queries;
       const int first = tile.first + 64 * mine, row = first + 16 * warp + lane / 4;
       const u32 q_at = shared_address(queries + q_slot * Q_BYTES) + mine * ATOM;

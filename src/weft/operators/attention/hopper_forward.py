@@ -85,6 +85,10 @@ configuration = Configurations(__file__, "hopper_forward", heuristic, candidates
 def unsupported(c: Any) -> str:
     """Why the kernel does not take an AttentionCall ("" when it does)."""
     o = c.options
+    if c.empty:
+        return (
+            f"{c.query_tokens} queries and {c.key_tokens} keys of {c.batches} x {c.heads} heads; TMA wants some of each"
+        )
     if c.sm != 90:
         return f"needs sm_90, this is sm_{c.sm}"
     if c.q.dtype not in SIXTEEN_BITS:
@@ -99,7 +103,7 @@ def unsupported(c: Any) -> str:
         return f"head dims {c.d} and {c.dv}; it takes multiples of 8 up to 256"
     if "sinks" in c.given and c.given["sinks"].stride(0) != 1 and c.heads > 1:
         return "sinks that are not contiguous"
-    if c.batches * c.heads * c.query_tokens >= 2**31:
+    if c.heads * c.query_tokens * (1 if c.packed else c.batches) >= 2**31:
         return "2**31 rows or more"
     reasons = (map_why_not(name, t, t.element_size(), False) for name, t in c.views.items())
     return next((reason for reason in reasons if reason), "")
