@@ -96,6 +96,15 @@ def test_groups_of_heads_share_keys_and_values(group):
         close(a, b)
 
 
+def test_sinks_are_read_where_they_lie():
+    sinks = random(8)[::2]
+    tensors = *qkv(h=4, g=2, s=5), sinks
+    of = lambda f: lambda q, k, v, sinks: f(q, k, v, sinks=sinks)  # noqa: E731
+    for a, b in zip(gradients(of(ops.attention), tensors), gradients(of(reference), tensors), strict=True):
+        close(a, b)
+    close(ops.attention(*tensors[:3], sinks=sinks), reference(*tensors[:3], sinks=sinks))
+
+
 @pytest.mark.parametrize("window", [(3, 2**31 - 1), (2**31 - 1, 0), (2**31 - 1, 2**31 - 1)])
 @pytest.mark.parametrize("s", [20, 41])
 def test_a_bound_of_the_largest_integer_is_none(window, s):

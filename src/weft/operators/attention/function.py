@@ -40,6 +40,8 @@ def parts_of(
     tensor_seed = seed if isinstance(seed, Tensor) else None
     every = zip(OPTIONAL, (mask, bias, sinks, alibi, cu_seqlens_q, cu_seqlens_k, tensor_seed), strict=True)
     given = {name: t for name, t in every if t is not None}
+    if isinstance(sinks, Tensor):
+        given["sinks"] = sinks.contiguous()  # a number for each head, which kernels read one behind the other
     made = options(tuple(given), causal, window, scale, softcap, score, dropout, deterministic)
     if not made.threshold and (given.pop("seed", None) is not None or seed is not None):  # of no use
         made, seed, offset = made._replace(names=tuple(given)), 0, 0

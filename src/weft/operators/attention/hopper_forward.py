@@ -101,8 +101,6 @@ def unsupported(c: Any) -> str:
         return f"a scale of {o.scale}, which is not positive"
     if widths(c.d, c.dv) is None or c.d % 8 or c.dv % 8:
         return f"head dims {c.d} and {c.dv}; it takes multiples of 8 up to 256"
-    if "sinks" in c.given and c.given["sinks"].stride(0) != 1 and c.heads > 1:
-        return "sinks that are not contiguous"
     if c.heads * c.query_tokens * (1 if c.packed else c.batches) >= 2**31:
         return "2**31 rows or more"
     reasons = (map_why_not(name, t, t.element_size(), False) for name, t in c.views.items())
