@@ -220,6 +220,33 @@ def test_no_length_and_no_window_is_compiled_anew():
     assert int(printed("-c", COMPILED)) == 1
 
 
+ON_HOPPER = """
+import torch
+from weft.bench.instructions import _disassemble
+from weft.operators.attention.dispatch import BACKWARD, options
+from weft.operators.attention.function import BY_TRITON, attention_triton
+from weft.operators.launch import compiling_for
+def printed(name, cubin, *_):
+    text = _disassemble(cubin)
+    print(name, text.count("WARPGROUP.ARRIVE"), text.count("HGMMA"))
+q, o = (torch.empty(1, 2, 256, 64, dtype=torch.float16, device="meta") for _ in range(2))
+rows = torch.empty(1, 2, 256, dtype=torch.float32, device="meta")
+with compiling_for(90, printed):
+    attention_triton(q, q, q, causal=True)
+    call = options((), True, None, None, None, None, 0.0)
+    BY_TRITON[1].of((q, q, q, o, o), call)(q, q, q, o, rows, rows, o, None, {}, 0, 0, frozenset("q"))
+"""
+
+
+@pytest.mark.long
+def test_matrix_instructions_of_a_product_do_not_wait_for_each_other():
+    """ptxas, where it sees an accumulator written among them, has each of a product's begin anew (its message C7515)."""
+    found = {name: (int(begun), int(all)) for name, begun, all in map(str.split, printed("-c", ON_HOPPER).splitlines())}
+    assert found["forward"] == (4, 16)  # two products, in two loops, of 64 columns by 16
+    begun, every = found["query_gradients"]
+    assert begun <= 8 and every >= 20
+
+
 class Block(torch.nn.Module):
     """A layer of a small GPT: 4 heads of 16, 2 of them of k and v."""
 

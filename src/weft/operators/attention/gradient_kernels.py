@@ -184,9 +184,10 @@ def of_queries(
     EDGE: tl.constexpr, ACCURATE: tl.constexpr,
 ):  # fmt: skip
     """What the keys from ``begin`` to ``end`` add to dq (unscaled)."""
-    for n in tl.range(begin, end, N):
-        k = read(k_ptr + tl.cast(n, tl.int64) * k_s, k_s, k_d, keys - n, N, D, D_COLS, EDGE)
-        v = read(v_ptr + tl.cast(n, tl.int64) * v_s, v_s, v_d, keys - n, N, DV, DV_COLS, EDGE)
+    for at in tl.range(tl.cast(begin, tl.int64), tl.cast(end, tl.int64), N):  # int64: as in forward
+        n = tl.cast(at, tl.int32)
+        k = read(k_ptr + at * k_s, k_s, k_d, keys - n, N, D, D_COLS, EDGE)
+        v = read(v_ptr + at * v_s, v_s, v_d, keys - n, N, DV, DV_COLS, EDGE)
         ds, inner = score_gradients(
             q, do, k, v, peak, log_sum, delta, bias_ptr, mask_ptr, b, h, m, n, queries, keys, left, right, scale, softcap,
             slope, keep_scale, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset, last, M, N, PLAIN, SOFTCAP, ALIBI,

@@ -182,8 +182,11 @@ def attend(
     """One step of the online softmax for each tile of keys from ``begin`` to ``end`` (Milakov & Gimelshein 2018)."""
     i = m + tl.arange(0, M)[:, None]
     unit = scale * LOG2E if PLAIN else LOG2E  # from scores to exponents of 2
-    for n in tl.range(begin, end, N):
-        k = read(k_ptr + tl.cast(n, tl.int64) * k_s, k_s, k_d, keys - n, N, D, D_COLS, EDGE)
+    # Counts in int64, which the addresses want: the compiler would widen n itself and, on the way past a loop without a turn,
+    # write accumulators between matrix instructions, which ptxas then makes wait for each other (docs/notes/attention.md).
+    for at in tl.range(tl.cast(begin, tl.int64), tl.cast(end, tl.int64), N):
+        n = tl.cast(at, tl.int32)
+        k = read(k_ptr + at * k_s, k_s, k_d, keys - n, N, D, D_COLS, EDGE)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         j = n + tl.arange(0, N)[None, :]
         s, _, _ = scores(
@@ -199,7 +202,7 @@ def attend(
         total = total * shrink + tl.sum(p, 1)
         if DROPOUT:
             p = tl.where(kept(row, n, pitch, seed, offset, last, M, N), p, 0.0)
-        v = read(v_ptr + tl.cast(n, tl.int64) * v_s, v_s, v_d, keys - n, N, DV, DV_COLS, EDGE)
+        v = read(v_ptr + at * v_s, v_s, v_d, keys - n, N, DV, DV_COLS, EDGE)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         peak = new
     return acc, total, peak
