@@ -14,7 +14,7 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 
 from transformers import masking_utils  # noqa: E402
 
-from weft.nn import huggingface  # noqa: E402
+from weft.nn import GroupedQueryAttention, huggingface  # noqa: E402
 from weft.nn.visible import Visible  # noqa: E402
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]  # transformers' own
@@ -238,3 +238,23 @@ def test_the_example_writes_the_same_text(monkeypatch, capsys):
     example["made"].__globals__.update(STEPS=1, TOKENS=4)
     example["main"]()
     assert "the same text: yes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("Llama", {}), ("Qwen3", {"qk_norm": 1e-6}), ("GptOss", {"bias": True, "sinks": True, "window": (3, None)})],
+)
+def test_grouped_query_attention_takes_a_layers_parameters(name, options):
+    whole = model(name)
+    whole.set_attn_implementation("eager")
+    theirs = whole.model.layers[0].self_attn
+    ours = GroupedQueryAttention(32, 4, 2, head_dim=16, **options).to(DEVICE)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 9, 32, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    tables = whole.model.rotary_emb(x, torch.arange(9, device=DEVICE)[None])
+    mask = torch.full((9, 9), -torch.inf, device=DEVICE).triu(1)
+    if "window" in options:
+        mask += torch.full((9, 9), -torch.inf, device=DEVICE).tril(-4)
+    wanted = theirs(hidden_states=x, position_embeddings=tables, attention_mask=mask[None, None])[0]
+    cos, sin = (t[..., :8] for t in tables)  # Hugging Face repeats its tables in halves
+    close(ours(x, (cos, sin)), wanted)
