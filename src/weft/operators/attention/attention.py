@@ -76,6 +76,7 @@ attention = Operator(
             workload(**GROUPED, causal=True, layout="transposed", sinks=True),
             workload(B=1, H=1, S=70, T=66, D=24, dv=40, left=20, right=9, layout="strided"),
             workload(**GROUPED, mask="keys", softcap=150, alibi="heads", layout="sliced"),
+            workload(B=2, H=2, S=35, T=70, D=16, mask="keys", causal=True, lse=True),
             workload(**GROUPED, mask="heads", hidden=True, lse=True, sinks=True),
             workload(B=2, H=2, S=5, T=37, D=16, kv_heads=1, mask="full", hidden=True, lse=True, alibi="batches"),
             workload(B=2, H=2, S=3, T=35, D=16, bias="heads", times=3),

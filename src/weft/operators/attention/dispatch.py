@@ -297,7 +297,8 @@ class _Launch:
         self.factors = (scale, o.softcap or 1.0, scale_of(o.threshold))
         self.flags = {
             "PLAIN": not o.needs_natural_units, "SOFTCAP": o.softcap is not None, "SINKS": "sinks" in given,
-            "ALIBI": "alibi" in given, "BIAS": "bias" in given, "MASK": "mask" in given,
+            "ALIBI": "alibi" in given, "BIAS": "bias" in given,
+            "MASK": 0 if "mask" not in given else 1 if expanded["mask"].stride(2) else 2,  # 2: of keys alone
             "SCORE": o.score.kernel if o.score else None, "SCORE_GRADIENT": o.score.gradient if o.score else None,
             "DROPOUT": o.threshold > 0, "LEFT": o.left is not None, "RIGHT": o.right is not None, "PACKED": c.packed,
             "SEED_IN_MEMORY": "seed" in given, "ACCURATE": c.q.dtype == torch.float32,
@@ -305,7 +306,7 @@ class _Launch:
         self.dims = {"D": c.d, "DV": c.dv, "D_COLS": bucket(c.d), "DV_COLS": bucket(c.dv)}
 
     def config(self, configurations: Configurations) -> Config:
-        loads = any(self.flags[name] for name in ("BIAS", "MASK", "DROPOUT"))
+        loads = bool(self.flags["BIAS"] or self.flags["MASK"] == 1 or self.flags["DROPOUT"])
         return configurations(self.c.q.device, self.c.q.dtype, max(bucket(self.c.d), bucket(self.c.dv)), loads)
 
     def slots(self, tokens: int, size: int) -> int:

@@ -145,7 +145,10 @@ def scores(
             if SLOPES:
                 outer = SCORE_GRADIENT(s, b, h, i, j)
             s = SCORE(s, b, h, i, j)
-    if MASK:
+    if MASK == 2:  # the same for all queries
+        seen = tl.load(mask_ptr + tl.cast(j, tl.int64) * mask_n, mask=j < keys, other=0) != 0
+        s = tl.where(seen, s, float("-inf"))
+    elif MASK:
         at = mask_ptr + (tl.cast(i, tl.int64) * mask_s + tl.cast(j, tl.int64) * mask_n)
         s = tl.where(tl.load(at, mask=(i < queries) & (j < keys), other=0) != 0, s, float("-inf"))
     if EDGE:
