@@ -93,12 +93,17 @@ def test_a_block_that_ended_too_early_says_how_many_steps_it_needs():
 
 
 def test_outside_of_its_active_steps_a_step_costs_microseconds():
-    with weft.profile(wait=100_000, active=None) as p:  # active=None: from the start
-        p.stop()
+    with pytest.raises(ValueError, match="before anything"), weft.profile(wait=100_000) as p:
         began = time.perf_counter()
-        for _ in range(1000):
+        for _ in range(10_000):
             p.step()
-        assert time.perf_counter() - began < 0.05
+        assert time.perf_counter() - began < 0.1
+    with weft.profile(warm_up=0, active=1) as p:
+        loop(p, 1)
+        began = time.perf_counter()
+        for _ in range(10_000):
+            p.step()
+        assert time.perf_counter() - began < 0.1
 
 
 def command(*words: str, cwd) -> subprocess.CompletedProcess:

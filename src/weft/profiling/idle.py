@@ -22,6 +22,7 @@ from weft.profiling.attribution import Work
 from weft.profiling.trace import Span, Trace, merged, overlap
 
 SHORT = 50_000  # ns: a gap that one or a few launches explain
+MOST_SEEN = 2_000  # spans of a long gap that are looked at
 CAUSES = ("launch", "host", "synchronisation", "data loader", "allocation", "queued", "unknown")
 
 
@@ -103,9 +104,9 @@ def _gap(start: int, end: int, next_work: Work, host: Host) -> Gap:
         return Gap(start, end, "data loader", traces.DATA_LOADER)
     if launch.start <= start and launch.end <= start:
         return Gap(start, end, "queued", next_work.operator)
-    for spans in host.waiting.values():
-        waited = _open_at(spans, start, end)
-        if waited is not None and waited.end <= max(launch.start, end):
+    for thread, spans in host.waiting.items():
+        waited = _open_at(spans, start)
+        if waited is not None and thread in host.launching:  # not a thread that pins memory, say
             op = next((s.name for s in waited.within() if s.kind == "op"), waited.name)
             return Gap(start, end, "synchronisation", op)
     if overlap(host.allocating.get(launch.thread, []), start, end) >= half:
@@ -115,7 +116,7 @@ def _gap(start: int, end: int, next_work: Work, host: Host) -> Gap:
     return Gap(start, end, "host", _busiest(host, launch.thread, start, end))
 
 
-def _open_at(spans: list[Span], start: int, end: int) -> Span | None:
+def _open_at(spans: list[Span], start: int) -> Span | None:
     """The wait that was open when the device ran dry."""
     i = bisect.bisect_right(spans, start, key=lambda s: s.start) - 1
     return spans[i] if i >= 0 and spans[i].start <= start < spans[i].end else None
@@ -123,10 +124,12 @@ def _open_at(spans: list[Span], start: int, end: int) -> Span | None:
 
 def _busiest(host: Host, thread: Any, start: int, end: int) -> str:
     """The innermost span that covers at least half of the gap; else the operator or function with the largest part of it."""
-    spans, last = host.spans[thread], bisect.bisect_right(host.starts[thread], end)
+    spans, starts = host.spans[thread], host.starts[thread]
+    first, last = bisect.bisect_left(starts, start), bisect.bisect_right(starts, end)
+    before = [spans[first - 1], *spans[first - 1].within()] if first else []
     best, name, depth = 0, "Python", 0
     parts: Counter[str] = Counter()
-    for s in spans[max(0, last - 4000) : last]:
+    for s in (*before, *spans[first : min(last, first + MOST_SEEN)]):
         covered = min(s.end, end) - max(s.start, start)
         if covered <= 0 or traces.STEP.match(s.name) or s.name.startswith("<"):
             continue

@@ -82,10 +82,13 @@ def _optimizer_steps(session: Any) -> list[Any]:
             first.append(weakref.ref(optimizer))
         if first[0]() is optimizer:
             session.step()
+            if session.done:
+                hook.remove()
         elif first[0]() is None:
             first.clear()
 
-    return [register_optimizer_step_post_hook(stepped)]
+    hook = register_optimizer_step_post_hook(stepped)
+    return [hook]
 
 
 def _forward_steps(session: Any) -> list[Any]:
@@ -102,11 +105,15 @@ def _forward_steps(session: Any) -> list[Any]:
         depth -= 1
         if depth == 0:
             session.step()
+            if session.done:
+                for hook in hooks:
+                    hook.remove()
 
-    return [
+    hooks = [
         module.register_module_forward_pre_hook(entered),
         module.register_module_forward_hook(left, always_call=True),
     ]
+    return hooks
 
 
 def _run(program: list[str]) -> None:

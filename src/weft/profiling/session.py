@@ -51,7 +51,8 @@ class profile:
         except ModuleNotFoundError as missing:
             raise ModuleNotFoundError(f"profiling needs PyTorch: {INSTALL}", name="torch") from missing
         self.out, self.active, self.most_mib = None if out is None else Path(out), active, most_mib
-        self.needed = wait + warm_up + 1
+        self.wait = wait if active else 0
+        self.needed = self.wait + warm_up + 1 if active else 0
         self.steps = 0
         self.left_out: list[str] = []  # of the written trace, to keep it small
         self._data: dict[str, Any] | None = None
@@ -60,7 +61,7 @@ class profile:
         on = [profiler.ProfilerActivity.CPU, *([profiler.ProfilerActivity.CUDA] if is_available() else [])]
         with warnings.catch_warnings():  # no warm-up is the caller's choice
             warnings.simplefilter("ignore", UserWarning)
-            when = profiler.schedule(wait=wait, warmup=warm_up, active=active, repeat=1) if active else None
+            when = profiler.schedule(wait=0, warmup=warm_up, active=active, repeat=1) if active else None
         self._profiler = profiler.profile(
             activities=on,
             schedule=when,
@@ -72,8 +73,8 @@ class profile:
         )
 
     def __enter__(self) -> "profile":
-        self._profiler.start()
-        self._running = True
+        if self.steps == self.wait:
+            self._start()
         return self
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
@@ -89,6 +90,12 @@ class profile:
         self.steps += 1
         if self._running:
             self._profiler.step()
+        elif self.steps == self.wait:
+            self._start()
+
+    def _start(self) -> None:
+        self._profiler.start()
+        self._running = True
 
     @property
     def done(self) -> bool:
