@@ -18,6 +18,7 @@ from where import DEVICE  # before anything imports a kernel: without a GPU this
 NEEDS = {  # what the tests in a folder need: without it they are not collected, and the head of the run says so
     **dict.fromkeys(("bench", "course", "nn", "operators", "optim"), ("torch", "triton")),
     "cluster": ("numpy", "numba", "hypothesis"),
+    "export": ("torch", "onnx", "onnxscript", "onnxruntime"),
     "train": ("torch", "sklearn"),
 }
 MISSING = {folder: [name for name in names if find_spec(name) is None] for folder, names in NEEDS.items()}

@@ -14,6 +14,7 @@ from weft import __version__
 from weft.bench import commands as bench
 from weft.cluster import commands as cluster
 from weft.console import note, out
+from weft.export import commands as export
 from weft.hardware import commands as hardware
 from weft.profiling import commands as profiling
 from weft.report import commands as report
@@ -40,6 +41,7 @@ INTERRUPTED = "weft: interrupted; what was saved stays"
 hardware.register(app)
 bench.register(app)
 profiling.register(app)
+export.register(app)
 cluster.register(app)
 report.register(app)
 
