@@ -249,3 +249,8 @@ def test_a_plan_of_another_call_is_refused():
     with refused(ValueError, "'plan'; batch_invariant=True"):
         ops.decode_attention(Q, K, K, plan=plan, batch_invariant=True)
     assert ops.decode_attention(Q, K, K, plan=plan, lengths=TWO).eq(1).all()
+
+
+def test_sinks_are_read_where_they_lie():
+    q, k, v, sinks = random(2, 4, 1, 16), random(2, 2, 40, 16, seed=1), random(2, 2, 40, 16, seed=2), random(8)[::2]
+    close(ops.decode_attention(q, k, v, sinks=sinks), ops.attention(q, k, v, sinks=sinks))

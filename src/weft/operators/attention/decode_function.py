@@ -34,6 +34,8 @@ def parts_of(
     first = plan.first if isinstance(plan, DecodePlan) else None
     every = zip(OPTIONAL, (lengths, page_table, sinks, alibi, k_scale, v_scale, first), strict=True)
     given = {name: t for name, t in every if t is not None}
+    if isinstance(sinks, Tensor):
+        given["sinks"] = sinks.contiguous()  # a number for each head, which kernels read one behind the other
     options = checked_options(operator, tuple(given), causal, window, scale, softcap, batch_invariant, return_lse, plan)
     return (q, k, v, *given.values()), options
 
