@@ -22,9 +22,6 @@ from weft.operators.launch import INTERPRETING, Plan, multiprocessors, target_sm
 
 CODES = (torch.float8_e4m3fn, torch.int8)  # what a cache may hold besides numbers of q's dtype
 OPTIONAL = ("lengths", "page_table", "sinks", "alibi", "k_scale", "v_scale", "plan")  # tensors that a call may have
-EARLY = True
-AHEAD = True
-HALVES = CODES
 CHUNK = 512  # keys of a part where its bits must not depend on the batch
 NO_LATENT = (
     "at most 256: for latent attention (MLA, 576 and 512) multiply the latent cache up to keys and values of each head "
@@ -176,18 +173,19 @@ def checked_options(
 
 
 def heuristic(sm: int, dtype: torch.dtype, d: int, rows: int, scattered: bool) -> Config:
-    """``dtype`` of the cache, rows of a tile, whether pages do not divide it. ``programs`` are those that share a
+    """``dtype`` of the cache, rows of a tile, whether a large tile is of several pages. ``programs`` are those that share a
     multiprocessor. Measured on an H200: few large tiles in flight reach the bandwidth of the memory, many small ones do not;
-    but each key's address by itself costs registers and time."""
+    but keys with addresses of their own want registers and instructions."""
     if INTERPRETING:
         return {"N": 32, "num_warps": 4, "num_stages": 1, "programs": 2}
     if dtype == torch.float32:
         return {"N": 32 if d <= 64 else 16, "num_warps": 4, "num_stages": 2, "programs": 2}
-    much = shared_limit(sm) > 2**17
+    much, codes = shared_limit(sm) > 2**17, dtype.itemsize == 1
+    scattered = scattered and not codes
     if not much or rows > 32 or scattered:
         n = 64 if d <= 128 else 32
     else:
-        n = 64 if d > 128 else 128 if d > 64 or dtype.itemsize == 1 else 256
+        n = 64 if d > 128 else 128 if d > 64 or codes else 256
     stages = 4 if scattered and much else 3
     each = 2 * (stages - 1) * n * d * dtype.itemsize  # tiles of k and of v that are in flight
     return {
@@ -220,7 +218,7 @@ class Layout:
     @classmethod
     def of(cls, c: DecodeCall) -> "Layout":
         m = min(bucket(c.rows, 16), 64)
-        scattered = c.paged and (c.page < 8 or bucket(c.page) != c.page)
+        scattered = c.paged and c.page % 128 != 0
         config = configuration(c.q.device, c.k.dtype, max(bucket(c.d), bucket(c.dv)), m, scattered)
         room = multiprocessors(c.q.device) * config["programs"]
         return cls(config, m, min(bucket(c.rows), m), triton.cdiv(c.rows, m), room)
@@ -313,16 +311,15 @@ class Decode:
         shared = {
             **widths, "M": layout.M, "N": config["N"], "KEPT": layout.kept, "SPLIT": split, "LENGTHS": "lengths" in given,
             "SINKS": "sinks" in given, "LEFT": o.left is not None, "RIGHT": o.right is not None, "SCALED": "k_scale" in given,
-            "HALF": c.k.dtype in HALVES and c.q.dtype != torch.float32, "LSE": o.lse,
+            "HALF": self.codes and c.q.dtype != torch.float32, "LSE": o.lse,
         }  # fmt: skip
-        early = EARLY and not INTERPRETING and c.sm >= 90  # programmatic dependent launch
         scale = c.d**-0.5 if o.scale is None else o.scale
         numbers = (*sizes, c.k.shape[0] if c.paged else 0, *divided, scale, o.softcap or 1.0)
         strides = (*c.q.stride(), *c.k.stride(), *c.v.stride(), *result, *table, *alibi, *of_scales)
         constants = {
             "D": c.d, "D_COLS": bucket(c.d), **shared, "PAGE": c.page, "ALIKE": c.k.stride() == c.v.stride(),
-            "FORMAT": _format(c), "AHEAD": AHEAD and c.k.dtype in CODES, "SOFTCAP": o.softcap is not None,
-            "ALIBI": slopes is not None, "ACCURATE": c.q.dtype == torch.float32, "EARLY": early and split != "whole",
+            "FORMAT": _format(c), "SOFTCAP": o.softcap is not None, "ALIBI": slopes is not None,
+            "ACCURATE": c.q.dtype == torch.float32,
         }  # fmt: skip
         warps, stages = config["num_warps"], config["num_stages"]
         self.attend = Plan(kernels.attend_part, (programs,), (*numbers, *strides), constants, warps, stages)
@@ -330,7 +327,7 @@ class Decode:
         if self.parts:
             most = slots if split == "plan" else splits
             at_once = 32 if o.invariant else min(bucket(most), 64)  # sums are in another order with another number
-            constants = {**shared, "PARTS": at_once, "EARLY": early, **({"launch_pdl": True} if early else {})}
+            constants = {**shared, "PARTS": at_once}
             grid = (c.batches * c.groups * layout.tiles * layout.kept,)
             self.combine = Plan(kernels.combine, grid, (*sizes, *divided, *result, of_scales[1]), constants, 4, 1)
 
@@ -351,7 +348,7 @@ class Decode:
 def _format(c: DecodeCall) -> str:
     """How codes of a cache become numbers."""
     if c.k.dtype != torch.float8_e4m3fn:
-        return "int8" if c.k.dtype == torch.int8 and c.k.dtype in HALVES else ""
+        return ""
     return "fp8_by_bits" if INTERPRETING or target_sm(c.q.device) < 89 else "fp8"
 
 

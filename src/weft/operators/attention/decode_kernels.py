@@ -8,7 +8,6 @@ Lengths, tables and plans are read on the device: a captured launch is right for
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from weft.operators.attention.kernels import LOG2E, base, scores, visible
 from weft.operators.quantization.kernels import decode as decoded
@@ -122,9 +121,6 @@ def widened(x, like, FORMAT: tl.constexpr):
     """Codes as the numbers that they encode, in the dtype of ``like``."""
     if FORMAT == "fp8":
         return x.to(tl.float8e4nv, bitcast=True).to(like)
-    elif FORMAT == "int8":  # as the last bits of 1024 … 1279 in fp16
-        code = (x.to(tl.uint8, bitcast=True) ^ 128).to(tl.uint16) | 0x6400
-        return (code.to(tl.float16, bitcast=True) - 1152.0).to(like)
     elif FORMAT == "fp8_by_bits":  # for architectures without conversions of that type
         return decoded(x, "fp8_e4m3").to(like)
     else:
@@ -187,15 +183,11 @@ def attend_part(
     D: tl.constexpr, DV: tl.constexpr, D_COLS: tl.constexpr, DV_COLS: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
     KEPT: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, ALIKE: tl.constexpr, LENGTHS: tl.constexpr,
     FORMAT: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, LEFT: tl.constexpr,
-    RIGHT: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr, AHEAD: tl.constexpr, LSE: tl.constexpr,
-    ACCURATE: tl.constexpr, EARLY: tl.constexpr,
+    RIGHT: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr, LSE: tl.constexpr, ACCURATE: tl.constexpr,
 ):  # fmt: skip
     """One part: scores of M rows with its keys, an online softmax over tiles of N. The heads of a cache are neighbours in the
     grid, since a token's heads may be neighbours in memory. PAGE is the tokens of a page, 0 for a cache in one piece;
-    ALIKE, that k and v have the same strides. EARLY
-    lets the launch of ``combine`` begin as soon as all programs run; it waits for their results itself."""
-    if EARLY:
-        gdc_launch_dependents()
+    ALIKE, that k and v have the same strides."""
     program = tl.program_id(0)
     tile, g, slot = program % tiles, program // tiles % groups, program // tiles // groups
     b, length, part, parts, start, stop = part_of(
@@ -235,9 +227,6 @@ def attend_part(
     page = tl.zeros([1], tl.int32)
     if PAGE > 0:
         page = pages_of(table_ptr, start, stop, pages, table_s, PAGE, N)
-    there = inside_of(start, stop, page, PAGE, N)
-    if AHEAD:
-        codes = read_keys(v_ptr, rows_of(start, page, v_b, v_s, PAGE, N), there[:, None], v_d, DV, DV_COLS)
     for n in tl.range(start, stop, N):
         token = n + tl.arange(0, N)
         there = inside_of(n, stop, page, PAGE, N)
@@ -257,12 +246,7 @@ def attend_part(
         p = tl.exp2((s - safe[:, None]) * LOG2E)
         shrink = tl.exp2((peak - safe) * LOG2E)
         total = total * shrink + tl.sum(p, 1)
-        if AHEAD:
-            v = widened(codes, q.dtype, FORMAT)
-            after = inside_of(n + N, stop, page, PAGE, N)
-            codes = read_keys(v_ptr, rows_of(n + N, page, v_b, v_s, PAGE, N), after[:, None], v_d, DV, DV_COLS)
-        else:
-            v = widened(read_keys(v_ptr, v_rows, there[:, None], v_d, DV, DV_COLS), q.dtype, FORMAT)
+        v = widened(read_keys(v_ptr, v_rows, there[:, None], v_d, DV, DV_COLS), q.dtype, FORMAT)
         if HALF:
             p *= UNIT
         acc = tl.dot(p.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
@@ -287,7 +271,7 @@ def combine(
     batches, groups, group, queries, capacity, splits, each, tiles, left, right, o_b, o_h, o_s, o_d, v_scale_h,
     DV: tl.constexpr, DV_COLS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, KEPT: tl.constexpr, SPLIT: tl.constexpr,
     LENGTHS: tl.constexpr, SINKS: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SCALED: tl.constexpr,
-    HALF: tl.constexpr, LSE: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    HALF: tl.constexpr, LSE: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """A program merges the parts of one row, PARTS at a time, in the order of the keys."""
     program = tl.program_id(0)
@@ -302,8 +286,6 @@ def combine(
         first, tile, plan_ptr, lengths_ptr, batches, group, queries, capacity, splits, each, left, right, M, N, LEFT, RIGHT,
         LENGTHS, SPLIT,
     )  # fmt: skip
-    if EARLY:  # also without parts: what comes after this launch must not come before the other one's end
-        gdc_wait()
     if (row >= queries * group) | (parts == 1):
         return
     SIZE: tl.constexpr = KEPT * (DV_COLS + 2)
