@@ -24,7 +24,7 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 HERE = ROOT / "tests/emulator"
 # Fibers jump between stacks, which some distributions' default _FORTIFY_SOURCE takes for an error.
 FLAGS = ("-std=c++17", "-O1", "-w", "-Wno-psabi", "-U_FORTIFY_SOURCE", f"-I{HERE}")
-BUFFERS, MAPS_BYTES = 11, 5 * 17 * 8  # of ``Job`` in ptx_on_cpu.hpp
+BUFFERS, MAPS_BYTES = 11, 6 * 17 * 8  # of ``Job`` in ptx_on_cpu.hpp
 FRAME = 64  # bytes before and behind a result that must stay as they were
 
 

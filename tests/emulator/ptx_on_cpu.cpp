@@ -85,12 +85,13 @@ inline void fetch_box(Call &c, u32 mask, bool of_four = false) {
     }
 }
 
-inline void store_two_matrices(Call &c) {
-  u32 words[2] = {c.as<u32>(1), c.as<u32>(2)};
+template <int COUNT> void store_matrices(Call &c) {
+  u32 words[COUNT];
+  for (int i = 0; i < COUNT; i++) words[i] = c.as<u32>(1 + i);
   machine.now->argument[0] = words, machine.now->argument[1] = reinterpret_cast<void *>(c.get(0));
   warp_meets([] {
     for (int lane = 0; lane < 32; lane++)
-      for (int i = 0; i < 2; i++) {
+      for (int i = 0; i < COUNT; i++) {
         const u32 row = reinterpret_cast<u64>(lane_of_warp(i * 8 + lane / 4).argument[1]);
         if (row % 16) fail("a row of stmatrix begins on 16 bytes");
         unsigned char *to = at(own(), row, 16) + lane % 4 * 4;
@@ -508,12 +509,29 @@ inline Play emulate_of(const std::string &name) {
        }},
       {"cp.async.bulk.wait_group.read", [](Call &c) { finish(*machine.now, c.get(0)); }},
       {"cp.async.bulk.wait_group", [](Call &c) { finish(*machine.now, c.get(0)); }},
+      {"cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32",
+       [](Call &c) {
+         if (c.get(0) % 16 || c.get(1) % 16 || c.get(2) % 16) fail("a misaligned access");
+         Block *block = &own();
+         const u64 to = c.get(0);
+         const u32 from = c.get(1), count = c.get(2) / 4;
+         machine.now->open.push_back([=] {
+           const auto *more = reinterpret_cast<const float *>(at(*block, from, 4 * count));
+           for (u32 i = 0; i < count; i++) reinterpret_cast<float *>(to)[i] += more[i];
+         });
+       }},
+      {"red.relaxed.gpu.global.add.v4.f32",
+       [](Call &c) {
+         if (c.get(0) % 16) fail("a misaligned access");
+         for (int i = 0; i < 4; i++) reinterpret_cast<float *>(c.get(0))[i] += c.as<float>(1 + i);
+       }},
       {"wgmma.fence.sync.aligned", [](Call &) { __syncwarp(); }},
       {"wgmma.commit_group.sync.aligned", [](Call &) { wgmma_commit(); }},
       {"wgmma.wait_group.sync.aligned", [](Call &c) { wgmma_wait(size_t(c.get(0))); }},
       {"setmaxnreg.inc.sync.aligned.u32", [](Call &) { __syncwarp(); }},
       {"setmaxnreg.dec.sync.aligned.u32", [](Call &) { __syncwarp(); }},
-      {"stmatrix.sync.aligned.m8n8.x2.shared.b16", store_two_matrices},
+      {"stmatrix.sync.aligned.m8n8.x2.shared.b16", store_matrices<2>},
+      {"stmatrix.sync.aligned.m8n8.x4.shared.b16", store_matrices<4>},
       {"stmatrix.sync.aligned.m8n8.x2.trans.shared.b16", store_two_turned},
       {"ldmatrix.sync.aligned.m8n8.x4.shared.b16", load_four_matrices},
       {"movmatrix.sync.aligned.m8n8.trans.b16", turn_matrix},

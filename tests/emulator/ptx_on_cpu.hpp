@@ -176,7 +176,7 @@ struct Any {
 };
 
 struct Job {
-  static constexpr int BUFFERS = 11, MORE = 2, MAPS = 5;
+  static constexpr int BUFFERS = 11, MORE = 2, MAPS = 6;
   i64 kernel, grid, threads, cluster, shared_bytes, seed, bytes[BUFFERS], maps[MAPS][17], shape[12], scales[2];
   double factors[3];
   void *buffers[BUFFERS + MORE] = {};  // A, B, up, residual, C, as the maps; scales of A and B, bias, amax, workspace, flags; and if there is more: offsets and order of groups

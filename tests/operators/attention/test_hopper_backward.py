@@ -1,7 +1,15 @@
-"""Attention's gradients on Hopper: what is chosen, what a block takes, and on a GPU right gradients in little memory."""
+"""Attention's gradients on Hopper: the kernel emulated on a CPU, what it is chosen for, and on a GPU right gradients in little
+memory."""
 
+from dataclasses import dataclass
+from typing import Any
+
+import cuda_as_cpp
 import pytest
 import torch
+from cuda_on_cpu import BF16, FP16, Suite, difference, job, tensor_of
+from emulated import *  # noqa: F403
+from hopper_on_cpu import packed_maps
 from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from where import DEVICE
 
@@ -11,7 +19,160 @@ from weft.operators.attention.points import SCORES
 from weft.operators.attention.reference import reference
 from weft.operators.launch import compiling_for
 
-BF16, FP16 = torch.bfloat16, torch.float16
+LAUNCH = """
+const Sizes sizes = {int(job.shape[0]), int(job.shape[1]), int(job.shape[2]), int(job.shape[3]), int(job.shape[4]),
+                     int(job.shape[5]), int(job.shape[6]), int(job.shape[7]), int(job.shape[8]), int(job.shape[9])};
+job.run([&] {
+  KERNEL(job.buffer(5), job.buffer(4), job.buffer(10), job.map<TensorMap>(0), job.map<TensorMap>(1), job.map<TensorMap>(2),
+         job.map<TensorMap>(3), job.map<TensorMap>(4), job.map<TensorMap>(5), sizes, float(job.factors[0]),
+         float(job.factors[1]));
+});
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call, and how many blocks draw tiles of keys."""
+
+    b: int = 1
+    h: int = 1
+    g: int = 1
+    s: int = 150
+    t: int = 150
+    d: int = 64
+    dtype: torch.dtype = BF16
+    causal: bool = False
+    window: Any = None
+    apart: bool = False
+    blocks: int = 2
+
+
+class Call:
+    """The tensors of a case, and the launch of ``gradients`` that is planned for them."""
+
+    def __init__(self, case: Case, seed: int = 0):
+        self.case, self.seed = case, seed
+        g = torch.Generator().manual_seed(seed)
+
+        def random(heads: int, rows: int) -> torch.Tensor:
+            room = torch.randn((case.b, rows, heads, case.d + 8), generator=g).to(case.dtype)
+            return (
+                room[..., : case.d].transpose(1, 2) if case.apart else room[..., : case.d].transpose(1, 2).contiguous()
+            )
+
+        self.q, self.do, self.k, self.v = (
+            random(*n) for n in ((case.h, case.s), (case.h, case.s), (case.g, case.t), (case.g, case.t))
+        )
+        self.named = {"causal": case.causal, "window": case.window}
+        leaves = [x.double().requires_grad_() for x in (self.q, self.k, self.v)]
+        o, lse = reference(*leaves, return_lse=True, **self.named)
+        self.want = torch.autograd.grad(o, leaves, self.do.double())
+        m, tiles = 8192 // case.d, -(-case.s // (8192 // case.d))
+        base = torch.full((case.b, case.h, tiles * m), -torch.inf)
+        base[..., : case.s] = torch.where(lse == -torch.inf, -torch.inf, -lse * hopper_backward.LOG2E)
+        delta = torch.zeros_like(base)
+        delta[..., : case.s] = (o * self.do.double()).sum(-1).float()
+        self.statistics = torch.stack([x.unflatten(-1, (tiles, m)) for x in (base, delta)], 3).contiguous()
+        with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
+            patch.setattr(hopper_backward, "IN_L2", 2 * case.h // case.g * case.s * case.d * 8)
+            patch.setattr(hopper_backward, "multiprocessors", lambda device: case.blocks)
+            made = dispatch.options((), case.causal, case.window, None, None, None, 0.0)
+            o = o.detach().to(case.dtype)
+            call = dispatch.GradientCall(self.q, self.k, self.v, o, self.do, made)
+            assert hopper_backward.unsupported(call) == ""
+            self.plan = hopper_backward.HopperGradients(call)
+        self.sums = torch.zeros(self.plan.sums)
+        self.found = torch.full((2, *self.k.shape), torch.nan, dtype=case.dtype)
+
+    @property
+    def launch(self) -> str:
+        return LAUNCH.replace("KERNEL", self.plan.main.expression)
+
+    def job(self) -> bytes:
+        counter = torch.zeros(1, dtype=torch.int32)
+        buffers = {
+            0: self.q,
+            1: self.k,
+            2: self.v,
+            3: self.do,
+            4: self.sums,
+            5: self.statistics,
+            8: self.found,
+            10: counter,
+        }
+        tensors = self.q, self.k, self.v, self.do, *self.found
+        maps, sizes, scale, log_scale = packed_maps(lambda: self.plan.of_tensors(*tensors), buffers, [0, 1, 2, 3, 8, 8])
+        return job(
+            self.plan.main,
+            self.seed,
+            buffers,
+            maps=maps,
+            shape=[getattr(sizes, n) for n in sizes.names],
+            factors=[scale.value, log_scale.value],
+        )
+
+    def what_is_wrong(self, found: bytes) -> str:
+        """An empty string, or where a gradient is further off than rounding of p, ds and the result allows."""
+        size, end = self.sums.nbytes, self.sums.nbytes + self.found.nbytes
+        case = self.case
+        sums = tensor_of(found[:size], torch.float32).view(
+            case.b, case.h, -1, 2, 8, 4, 8, 4, 2, 2
+        )  # .. part, column / 8, warp, r, q, half, e
+        dq = sums.permute(0, 1, 2, 3, 5, 8, 6, 4, 7, 9).reshape(case.b, case.h, -1, 2, 64, 64)
+        if case.d == 128:
+            dq = dq.transpose(3, 4)
+        dq = dq.reshape(case.b, case.h, -1, case.d)
+        dk, dv = tensor_of(found[size:end], case.dtype).view(self.found.shape)
+        if any(found[end:]):
+            return "the counter is left for the next launch"
+        eps = torch.finfo(case.dtype).eps
+        scale = self.plan.scale
+        if dq[..., case.s :, :].any():
+            return "sums behind the last query"
+        for name, got, want in zip(("dq", "dk", "dv"), (dq[..., : case.s, :] * scale, dk, dv), self.want, strict=True):
+            if wrong := difference(name, got, want, eps * want.abs() + eps * want.abs().amax()):
+                return wrong
+        return ""
+
+
+CASES = {
+    "causal": Case(b=2, h=4, g=2, s=200, t=200, causal=True),
+    "128 columns": Case(d=128, s=130, t=300, causal=True, dtype=FP16, apart=True),
+    "fewer keys than queries": Case(s=200, t=70, causal=True, d=128, h=2, g=1),
+    "window": Case(s=260, t=250, window=(40, 30)),
+    "keys that nothing sees": Case(s=70, t=400, window=(20, 0), d=128, blocks=1),
+}
+FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
+READ = 'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");'
+NEXT_HEAD = "task.begin, to += i64(sizes.query_tiles - (task.end - task.begin)) * (2 * PART)"
+ADD_DK = "add_product<T, D>(dk, ds"
+MISTAKES = {
+    "scores are taken before they are there": ("causal", "wgmma_wait<0>();\n        hold(s);\n        scores(", "scores("),
+    "dp is taken before it is there": ("128 columns", "wgmma_wait<1>();\n          hold(dp)", "hold(dp)"),
+    "dp of 64 columns is taken too early": ("causal", "wgmma_wait<0>();\n            hold(dp)", "hold(dp)"),
+    "dq is taken before it is there": ("causal", "wgmma_wait<1>();\n        hold(of_q)", "hold(of_q)"),
+    "ds is multiplied before it is stored": ("causal", "meet(OF_DS, CONSUMERS);\n\n        // ---- dq", "// ---- dq"),
+    "ds is not fenced": ("causal", f"{FENCE}\n        meet(OF_DS", "meet(OF_DS"),
+    "one tile of ds": ("128 columns", "ds_tiles + step % 2 * OF_SCORES", "ds_tiles", "(step % 2 * OF_SCORES >> 4)", "0"),
+    "queries are let go before they are read": (
+        "causal", "release(&q_empty[slot]), release", "release", ADD_DK, f"release(&q_empty[slot]);\n        {ADD_DK}",
+    ),
+    "dk is stored where dv lies": ("causal", "which ? k_tile : v_tile", "v_tile"),
+    "keys are let go before dk is stored": ("causal", f"{READ}\n        barrier_arrive", "barrier_arrive"),
+    "a tile of values lies where the last one did": ("causal", "v_tile = v_tiles + half * OF_KEYS", "v_tile = v_tiles"),
+    "the counter stays": ("causal", "*drawn = 0;", ";"),
+    "no scale": ("causal", "which ? scale : 1.f", "1.f"),
+    "queries of another head": ("causal", "q_map, tile * M, h, task.b", "q_map, tile * M, task.g, task.b"),
+    "sums of another head": ("causal", NEXT_HEAD, "task.begin"),
+    "delta of the first rows": ("causal", "of_rows + M + 8 * i", "of_rows + M"),
+    "a key more on the right": ("causal", "j - shift - sizes.right - m", "j - shift - sizes.right - 1 - m"),
+    "a key more on the left": ("window", "sizes.left + sizes.right : -1", "sizes.left + sizes.right + 1 : -1"),
+    "no mask at the left edge": ("window", "task.n >= m + M - 1 + shift - sizes.left", "true"),
+    "no mask at the right edge": ("causal", "task.n + KEYS - 1 <= m + shift + sizes.right &&", ""),
+    "one tile of queries less": ("fewer keys than queries", "last / rows + 1", "last / rows"),
+}  # fmt: skip
+LONG = ["fewer keys than queries", "keys that nothing sees"]
+SUITES = {"hopper_backward.cu": Suite(cuda_as_cpp.whole(hopper_backward.SOURCE), Call, CASES, MISTAKES, long=LONG)}
 
 
 def chosen(d=64, dv=None, dtype=BF16, sm=90, rows=100, do=None, **call):

@@ -3,16 +3,22 @@
 //   s = k q^T,  p = exp2(scale log2(e) s - base),  dp = v do^T,  ds = p (dp - delta)
 //   dv = sum p do,  dk = scale sum ds q,  dq = scale sum ds k
 //
-// `prepare` makes base and delta of each query and sets the sums of dq to 0; `gradients` has a tile of 128 keys a block and walks the
+// `prepare` makes base and delta of each query and sets the sums of dq to 0; a block of `gradients` has a tile of 128 keys and walks the
 // queries that see them; `finish` rounds dq. Tiles of scores are transposed, [keys, queries]: in that form p and ds are in registers what
 // wgmma takes as its first operand in the products for dv and dk. Only ds goes through shared memory, for dq, which all tiles of keys
-// add to in fp32 by TMA (cp.reduce.async.bulk), in an order that differs from run to run.
+// add to in fp32, in an order that differs from run to run.
 //
-// A block of `gradients` is three warpgroups. Two multiply, 64 keys each; they share ds, and each makes half of a tile's dq, 64 x 64. Of the
-// third, warp 0 fetches tiles of q and do through a ring of slots, warps 1 and 2 add to dq what a warpgroup has staged.
+// A block of `gradients` is three warpgroups. Two multiply, 64 keys each; they share ds, and each makes half of a tile's dq, 64 x 64. One
+// thread of the third fetches: keys and values, and tiles of q and do through a ring of slots.
+//
+// DRAWN: blocks are persistent and draw tiles from a counter; keys and values have two places, so that the next ones come while these are
+// used; warpgroups add to dq from registers. Else a block has one tile, and sums of dq are staged for TMA (cp.reduce.async.bulk), for which
+// two more warps wait. With 128 columns, where shared memory is as busy as the tensor cores, the latter is faster.
 #include "hopper_pipeline.cuh"
 #include "hopper_wgmma.cuh"
 #include "hopper_wgmma_registers.cuh"
+
+#define INFINITE __uint_as_float(0x7f800000u)
 
 constexpr int KEYS = 128, PART = 64 * 64;         // keys of a tile; numbers of dq that a warpgroup makes at a time
 template <int D> constexpr int QUERIES = 8192 / D;  // of a tile, which has two parts of dq
@@ -55,9 +61,9 @@ __global__ void __launch_bounds__(256)
     if (lane == 0) {
       const i64 at = i64(bh) * sizes.queries + row;
       const bool there = row < sizes.queries;
-      const float largest = there ? peak[at] : -__int_as_float(0x7f800000);
-      const bool seen = largest != -__int_as_float(0x7f800000);  // else the row has no keys: all exponents become -inf
-      to[row % M] = seen ? -(largest + log_sum[at]) : -__int_as_float(0x7f800000);
+      const float largest = there ? peak[at] : -INFINITE;
+      const bool seen = largest != -INFINITE;  // else the row has no keys: all exponents become -inf
+      to[row % M] = seen ? -(largest + log_sum[at]) : -INFINITE;
       to[M + row % M] = there ? delta - (has_dlse ? dlse[at] : 0.f) : 0.f;
     }
   }
@@ -97,9 +103,9 @@ __global__ void __launch_bounds__(256) finish(const float *sums, T *dq, Sizes si
 // L2; in a section first the first tiles, which most queries see if those after a key do.
 struct Task {
   int b, g, n, begin, end;
-  __device__ __forceinline__ Task(const Sizes &sizes, int rows) {
-    const int all = sizes.batches * (sizes.heads / sizes.group), section = blockIdx.x / (sizes.section * sizes.key_tiles);
-    const int from = section * sizes.section, heads = min(sizes.section, all - from), i = blockIdx.x - from * sizes.key_tiles;
+  __device__ __forceinline__ Task(const Sizes &sizes, int rows, int id) {
+    const int all = sizes.batches * (sizes.heads / sizes.group), section = id / (sizes.section * sizes.key_tiles);
+    const int from = section * sizes.section, heads = min(sizes.section, all - from), i = id - from * sizes.key_tiles;
     const int head = from + i % heads, shift = sizes.keys - sizes.queries;
     b = head / (sizes.heads / sizes.group), g = head % (sizes.heads / sizes.group), n = i / heads * KEYS;
     const int first = max(0, n - shift - sizes.right), last = min(sizes.queries - 1, min(n + KEYS, sizes.keys) - 1 - shift + sizes.left);
@@ -129,6 +135,11 @@ __device__ __forceinline__ void store_four(void *row, const u32 (&a)[4]) {
                : "memory");
 }
 
+// 16 bytes from the registers.
+__device__ __forceinline__ void add_four(float *to, float a, float b, float c, float d) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+
 __device__ __forceinline__ void add_bulk(float *to, const void *from, u32 bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)), "r"(bytes)
                : "memory");
@@ -155,62 +166,80 @@ template <typename T, int D, int DEPTHS> __device__ __forceinline__ void add_pro
 }
 
 // Maps: q, k, v, do, dk, dv as (D, rows, heads, batches), in boxes of 64 x 64.
-template <typename T, int D, int SLOTS>
+template <typename T, int D, int SLOTS, bool DRAWN>
 __global__ void __launch_bounds__(THREADS, 1)
-    gradients(const float *statistics, float *dq, const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+    gradients(const float *statistics, float *dq, u32 *drawn, const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
               const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap do_map, const __grid_constant__ TensorMap dk_map,
               const __grid_constant__ TensorMap dv_map, Sizes sizes, float scale, float scale_log2) {
   constexpr int M = QUERIES<D>, OF_KEYS = KEYS * D * 2, OF_QUERIES = M * D * 2, OF_SCORES = KEYS * M * 2, ROW_STATISTICS = 2 * M * 4;
+  constexpr int HALVES = DRAWN ? 2 : 1;  // places of keys and values
   extern __shared__ __align__(1024) unsigned char dynamic[];  // all there is: the swizzle asks for 1024 bytes' alignment
-  unsigned char *const k_tile = dynamic, *const v_tile = k_tile + OF_KEYS, *const q_ring = v_tile + OF_KEYS;
+  unsigned char *const k_tiles = dynamic, *const v_tiles = k_tiles + HALVES * OF_KEYS, *const q_ring = v_tiles + HALVES * OF_KEYS;
   unsigned char *const do_ring = q_ring + SLOTS * OF_QUERIES, *const ds_tiles = do_ring + SLOTS * OF_QUERIES;
-  unsigned char *const staged = ds_tiles + 2 * OF_SCORES, *const rows = staged + 2 * PART * 4;
+  unsigned char *const staged = ds_tiles + 2 * OF_SCORES, *const rows = staged + (DRAWN ? 0 : 2 * PART * 4);
   u64 *const q_full = reinterpret_cast<u64 *>(rows + SLOTS * ROW_STATISTICS), *const q_empty = q_full + SLOTS;
-  u64 *const do_full = q_empty + SLOTS, *const do_empty = do_full + SLOTS, *const k_full = do_empty + SLOTS, *const v_full = k_full + 1;
+  u64 *const do_full = q_empty + SLOTS, *const do_empty = do_full + SLOTS, *const k_full = do_empty + SLOTS, *const v_full = k_full + 2;
+  u64 *const k_empty = v_full + 2;
+  volatile int *const tasks = reinterpret_cast<int *>(k_empty + 2);
 
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
-  const Task task(sizes, M);
   if (threadIdx.x == 0) {
     for (int s = 0; s < SLOTS; s++) {
       barrier_init(&q_full[s], 1), barrier_init(&do_full[s], 1);
       barrier_init(&q_empty[s], CONSUMERS / 32), barrier_init(&do_empty[s], CONSUMERS / 32);
     }
-    barrier_init(k_full, 1), barrier_init(v_full, 1);
+    for (int s = 0; s < 2; s++) barrier_init(&k_full[s], 1), barrier_init(&v_full[s], 1), barrier_init(&k_empty[s], 2);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
 
   if (warpgroup == 0) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-    const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0), lane = threadIdx.x % 32;
+    const int warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0);
     if (warp == 0 && elected()) {
-      // ---- the thread that fetches ----
+      // ---- the thread that fetches, and draws tiles of keys ----
+      const int all = sizes.batches * (sizes.heads / sizes.group) * sizes.key_tiles;
       int slot = 0;
       u32 parity = 1;  // a fresh slot counts as emptied
-      bool first = true;
-      for (int h = task.g * sizes.group; h < (task.g + 1) * sizes.group; h++) {
-        const float *of_tile = statistics + (i64(task.b * sizes.heads + h) * sizes.query_tiles + task.begin) * (2 * M);
-        for (int tile = task.begin; tile < task.end; tile++, of_tile += 2 * M) {
-          if (first) {
-            barrier_expect(k_full, OF_KEYS);
-            fetch_tile<2, D>(k_tile, k_map, task.n, task.g, task.b, k_full);
-          }
-          barrier_wait(&q_empty[slot], parity);
-          barrier_expect(&q_full[slot], OF_QUERIES + ROW_STATISTICS);
-          fetch_tile<M / 64, D>(q_ring + slot * OF_QUERIES, q_map, tile * M, h, task.b, &q_full[slot]);
-          copy_bulk(rows + slot * ROW_STATISTICS, of_tile, ROW_STATISTICS, &q_full[slot]);
-          if (first) {
-            barrier_expect(v_full, OF_KEYS);
-            fetch_tile<2, D>(v_tile, v_map, task.n, task.g, task.b, v_full);
-          }
-          first = false;
-          barrier_wait(&do_empty[slot], parity);
-          barrier_expect(&do_full[slot], OF_QUERIES);
-          fetch_tile<M / 64, D>(do_ring + slot * OF_QUERIES, do_map, tile * M, h, task.b, &do_full[slot]);
-          if (++slot == SLOTS) slot = 0, parity ^= 1;
+      for (int turn = 0;; turn++) {
+        const int half = DRAWN ? turn % 2 : 0, id = DRAWN ? atomicAdd(drawn, 1) : blockIdx.x;
+        if (DRAWN) {
+          barrier_wait(&k_empty[half], turn / 2 % 2 ^ 1);
+          tasks[half] = id < all ? id : -1;
         }
+        if (DRAWN && id >= all) {
+          barrier_arrive(&k_full[half]);
+          if (id == all + int(gridDim.x) - 1) *drawn = 0;  // the last one, for the next launch
+          break;
+        }
+        const Task task(sizes, M, id);
+        barrier_expect(&k_full[half], OF_KEYS);
+        fetch_tile<2, D>(k_tiles + half * OF_KEYS, k_map, task.n, task.g, task.b, &k_full[half]);
+        bool first = true;
+        for (int h = task.g * sizes.group; h < (task.g + 1) * sizes.group; h++) {
+          const float *of_tile = statistics + (i64(task.b * sizes.heads + h) * sizes.query_tiles + task.begin) * (2 * M);
+          for (int tile = task.begin; tile < task.end; tile++, of_tile += 2 * M) {
+            barrier_wait(&q_empty[slot], parity);
+            barrier_expect(&q_full[slot], OF_QUERIES + ROW_STATISTICS);
+            fetch_tile<M / 64, D>(q_ring + slot * OF_QUERIES, q_map, tile * M, h, task.b, &q_full[slot]);
+            copy_bulk(rows + slot * ROW_STATISTICS, of_tile, ROW_STATISTICS, &q_full[slot]);
+            if (first) {
+              barrier_expect(&v_full[half], OF_KEYS);
+              fetch_tile<2, D>(v_tiles + half * OF_KEYS, v_map, task.n, task.g, task.b, &v_full[half]);
+            }
+            first = false;
+            barrier_wait(&do_empty[slot], parity);
+            barrier_expect(&do_full[slot], OF_QUERIES);
+            fetch_tile<M / 64, D>(do_ring + slot * OF_QUERIES, do_map, tile * M, h, task.b, &do_full[slot]);
+            if (++slot == SLOTS) slot = 0, parity ^= 1;
+          }
+        }
+        if (first) barrier_arrive(&v_full[half]);
+        if (!DRAWN) break;
       }
-    } else if (warp == 1 || warp == 2) {
+    } else if (!DRAWN && (warp == 1 || warp == 2)) {
+      const Task task(sizes, M, blockIdx.x);
+      const int lane = threadIdx.x % 32;
       // ---- a warp that adds a warpgroup's parts to dq ----
       const int of = warp - 1;
       for (int h = task.g * sizes.group; h < (task.g + 1) * sizes.group; h++) {
@@ -232,167 +261,187 @@ __global__ void __launch_bounds__(THREADS, 1)
     // ---- the consumers: 64 keys each ----
     asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
     const int mine = warpgroup - 1, thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
-    const int steps = (task.end - task.begin) * sizes.group;
-    // Bytes, in sixteens, from one step of wgmma's depth to the next: within a swizzled line, or two groups of 8 rows further.
-    constexpr u64 ALONG = 32 >> 4, DOWN = 2 * 8 * LINE >> 4;
-    const u64 k_rows = descriptor(shared_address(k_tile) + mine * ATOM, 0), v_rows = descriptor(shared_address(v_tile) + mine * ATOM, 0);
-    const u64 k_columns = descriptor(shared_address(k_tile) + (D == 128 ? mine * 2 * ATOM : 0), 2 * ATOM);
-    const u64 q_line = descriptor(shared_address(q_ring), 0), do_line = descriptor(shared_address(do_ring), 0);
-    const u64 q_rows = descriptor(shared_address(q_ring), M * LINE), do_rows = descriptor(shared_address(do_ring), M * LINE);
-    const u64 ds_columns = descriptor(shared_address(ds_tiles) + (D == 64 ? mine * 2 * ATOM : 0), 2 * ATOM);
-    float dk[D / 2], dv[D / 2], s[M / 2];
-#pragma unroll
-    for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0.f;
-
-    // [64 keys, M] of the products of rows of k (v) and of rows of a slot
-    auto scores = [&](float(&d)[M / 2], u64 of_keys, u64 of_queries, int slot) {
-      wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < D / 16; i++)
-        Unit<T>::template multiply<M, false, false>(d, of_keys + (i / 4 * (2 * ATOM) >> 4) + i % 4 * ALONG,
-                                                    of_queries + (slot * OF_QUERIES + i / 4 * (M * LINE) >> 4) + i % 4 * ALONG, i != 0);
-      wgmma_commit();
-    };
-    auto release = [&](u64 *barrier) {
-      if (lane == 0) barrier_arrive(barrier);
-    };
-
-    const int shift = sizes.keys - sizes.queries, own = task.n + 64 * mine + 16 * warp + lane / 4;  // and own + 8 are this thread's keys
-    int slot = 0, tile = task.begin;
+    int slot = 0;
     u32 parity = 0;
-    if (steps) {
-      barrier_wait(k_full, 0);
-      barrier_wait(&q_full[0], 0);
-      scores(s, k_rows, q_line, 0);
-      barrier_wait(v_full, 0);
-    }
-    for (int step = 0; steps; step++) {
-      float dp[M / 2];
-      barrier_wait(&do_full[slot], parity);
-      wgmma_wait<0>();
-      hold(s);
-      scores(dp, v_rows, do_line, slot);
+    for (int turn = 0;; turn++) {
+      const int half = DRAWN ? turn % 2 : 0;
+      barrier_wait(&k_full[half], DRAWN ? turn / 2 % 2 : 0);
+      const int id = DRAWN ? __shfl_sync(0xffffffffu, tasks[half], 0) : blockIdx.x;
+      if (DRAWN && id < 0) break;
+      const Task task(sizes, M, id);
+      unsigned char *const k_tile = k_tiles + half * OF_KEYS, *const v_tile = v_tiles + half * OF_KEYS;
+      const int steps = (task.end - task.begin) * sizes.group;
+      // Bytes, in sixteens, from one step of wgmma's depth to the next: within a swizzled line, or two groups of 8 rows further.
+      constexpr u64 ALONG = 32 >> 4, DOWN = 2 * 8 * LINE >> 4;
+      const u64 k_rows = descriptor(shared_address(k_tile) + mine * ATOM, 0), v_rows = descriptor(shared_address(v_tile) + mine * ATOM, 0);
+      const u64 k_columns = descriptor(shared_address(k_tile) + (D == 128 ? mine * 2 * ATOM : 0), 2 * ATOM);
+      const u64 q_line = descriptor(shared_address(q_ring), 0), do_line = descriptor(shared_address(do_ring), 0);
+      const u64 q_rows = descriptor(shared_address(q_ring), M * LINE), do_rows = descriptor(shared_address(do_ring), M * LINE);
+      const u64 ds_columns = descriptor(shared_address(ds_tiles) + (D == 64 ? mine * 2 * ATOM : 0), 2 * ATOM);
+      float dk[D / 2], dv[D / 2], s[M / 2];
+#pragma unroll
+      for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0.f;
 
-      // ---- p ----
-      const int m = tile * M;
-      const float *const of_rows = reinterpret_cast<const float *>(rows + slot * ROW_STATISTICS) + 2 * (lane % 4);
-      const bool all_seen = task.n + KEYS <= sizes.keys && task.n + KEYS - 1 <= m + shift + sizes.right && task.n >= m + M - 1 + shift - sizes.left;
-      if (!all_seen) {
+      // [64 keys, M] of the products of rows of k (v) and of rows of a slot
+      auto scores = [&](float(&d)[M / 2], u64 of_keys, u64 of_queries, int slot) {
+        wgmma_fence();
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const int j = own + 8 * half, from = j - shift - sizes.right - m - 2 * (lane % 4), seen = j < sizes.keys ? sizes.left + sizes.right : -1;
-#pragma unroll
-          for (int i = 0; i < M / 8; i++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-              const int x = 8 * i + e - from;
-              if (x < 0 || x > seen) s[4 * i + 2 * half + e] = -__int_as_float(0x7f800000);
-            }
-        }
+        for (int i = 0; i < D / 16; i++)
+          Unit<T>::template multiply<M, false, false>(d, of_keys + (i / 4 * (2 * ATOM) >> 4) + i % 4 * ALONG,
+                                                      of_queries + (slot * OF_QUERIES + i / 4 * (M * LINE) >> 4) + i % 4 * ALONG, i != 0);
+        wgmma_commit();
+      };
+      auto release = [&](u64 *barrier) {
+        if (lane == 0) barrier_arrive(barrier);
+      };
+
+      const int shift = sizes.keys - sizes.queries, own = task.n + 64 * mine + 16 * warp + lane / 4;  // and own + 8 are this thread's keys
+      int tile = task.begin;
+      float *to = dq + ((i64(task.b * sizes.heads + task.g * sizes.group) * sizes.query_tiles + tile) * 2 + mine) * PART + 4 * thread;
+      if (steps) {
+        barrier_wait(&q_full[slot], parity);
+        scores(s, k_rows, q_line, slot);
       }
-      u32 p[2][M / 32][4];
-#pragma unroll
-      for (int part = 0; part < 2; part++) {
-#pragma unroll
-        for (int i = 0; i < M / 16; i++) {
-          const int at = part * (M / 4) + 4 * i;
-          const float2 base = *reinterpret_cast<const float2 *>(of_rows + 2 * at);
+      if (DRAWN && thread == 0 && turn) {
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+        barrier_arrive(&k_empty[half ^ 1]);
+      }
+      barrier_wait(&v_full[half], DRAWN ? turn / 2 % 2 : 0);
+      for (int step = 0; steps; step++) {
+        float dp[M / 2];
+        barrier_wait(&do_full[slot], parity);
+        wgmma_wait<0>();
+        hold(s);
+        scores(dp, v_rows, do_line, slot);
+
+        // ---- p ----
+        const int m = tile * M;
+        const float *const of_rows = reinterpret_cast<const float *>(rows + slot * ROW_STATISTICS) + 2 * (lane % 4);
+        const bool all_seen = task.n + KEYS <= sizes.keys && task.n + KEYS - 1 <= m + shift + sizes.right && task.n >= m + M - 1 + shift - sizes.left;
+        if (!all_seen) {
 #pragma unroll
           for (int half = 0; half < 2; half++) {
-            float &x = s[at + 2 * half], &y = s[at + 2 * half + 1];
-            x = power_of_2(__fmaf_rn(x, scale_log2, base.x)), y = power_of_2(__fmaf_rn(y, scale_log2, base.y));
+            const int j = own + 8 * half, from = j - shift - sizes.right - m - 2 * (lane % 4), seen = j < sizes.keys ? sizes.left + sizes.right : -1;
+#pragma unroll
+            for (int i = 0; i < M / 8; i++)
+#pragma unroll
+              for (int e = 0; e < 2; e++) {
+                const int x = 8 * i + e - from;
+                if (x < 0 || x > seen) s[4 * i + 2 * half + e] = -INFINITE;
+              }
           }
         }
-        if (D == 64 && part) {
-          wgmma_wait<0>();
+        u32 p[2][M / 32][4];
+#pragma unroll
+        for (int part = 0; part < 2; part++) {
+#pragma unroll
+          for (int i = 0; i < M / 16; i++) {
+            const int at = part * (M / 4) + 4 * i;
+            const float2 base = *reinterpret_cast<const float2 *>(of_rows + 2 * at);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+              float &x = s[at + 2 * half], &y = s[at + 2 * half + 1];
+              x = power_of_2(x * scale_log2 + base.x), y = power_of_2(y * scale_log2 + base.y);
+            }
+          }
+          if (D == 64 && part) {
+            wgmma_wait<0>();
+            hold(dp), hold(p[0]);
+          }
+#pragma unroll
+          for (int i = 0; i < M / 8; i++) p[part][i / 4][i % 4] = pack_pair(T{}, s[part * (M / 4) + 2 * i], s[part * (M / 4) + 2 * i + 1]);
+          add_product<T, D>(dv, p[part], do_rows + (slot * OF_QUERIES >> 4) + part * (M / 32) * DOWN);
+        }
+        if (D == 128) {
+          wgmma_wait<1>();
           hold(dp), hold(p[0]);
         }
-#pragma unroll
-        for (int i = 0; i < M / 8; i++) p[part][i / 4][i % 4] = pack_pair(T{}, s[part * (M / 4) + 2 * i], s[part * (M / 4) + 2 * i + 1]);
-        add_product<T, D>(dv, p[part], do_rows + (slot * OF_QUERIES >> 4) + part * (M / 32) * DOWN);
-      }
-      if (D == 128) {
-        wgmma_wait<1>();
-        hold(dp), hold(p[0]);
-      }
 
-      // ---- ds ----
-      u32 ds[M / 16][4];
+        // ---- ds ----
+        u32 ds[M / 16][4];
 #pragma unroll
-      for (int i = 0; i < M / 8; i++) {
-        const float2 delta = *reinterpret_cast<const float2 *>(of_rows + M + 8 * i);
+        for (int i = 0; i < M / 8; i++) {
+          const float2 delta = *reinterpret_cast<const float2 *>(of_rows + M + 8 * i);
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const int at = 4 * i + 2 * half;
-          ds[i / 2][i % 2 * 2 + half] = pack_pair(T{}, s[at] * (dp[at] - delta.x), s[at + 1] * (dp[at + 1] - delta.y));
+          for (int half = 0; half < 2; half++) {
+            const int at = 4 * i + 2 * half;
+            ds[i / 2][i % 2 * 2 + half] = pack_pair(T{}, s[at] * (dp[at] - delta.x), s[at + 1] * (dp[at + 1] - delta.y));
+          }
+        }
+        add_product<T, D>(dk, ds, q_rows + (slot * OF_QUERIES >> 4));
+        // To shared memory, [keys, 64 queries] by lines; of two tiles, the one that the products before the last have read.
+        unsigned char *const ds_tile = ds_tiles + step % 2 * OF_SCORES + (64 * mine + 16 * warp + lane % 16) * LINE;
+#pragma unroll
+        for (int i = 0; i < M / 8; i += 2) {
+          const int chunk = i % 8 + lane / 16;
+          store_four(ds_tile + i / 8 * (2 * ATOM) + ((chunk ^ lane % 8) << 4), ds[i / 2]);
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        meet(OF_DS, CONSUMERS);
+
+        // ---- dq, 64 queries by 64 columns: of all keys ----
+        float of_q[32];
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < KEYS / 16; i++)
+          Unit<T>::template multiply<64, true, true>(of_q, ds_columns + (step % 2 * OF_SCORES >> 4) + i * DOWN, k_columns + i * DOWN, i != 0);
+        wgmma_commit();
+        wgmma_wait<1>();
+        hold(dk), hold(dv), hold(p[1]), hold(ds);
+        release(&q_empty[slot]), release(&do_empty[slot]);
+        const int next = slot + 1 == SLOTS ? 0 : slot + 1;
+        const u32 next_parity = next ? parity : parity ^ 1;
+        const bool last = step + 1 == steps;
+        if (!last) barrier_wait(&q_full[next], next_parity);
+        scores(s, k_rows, q_line, next);  // after the last ones of nothing
+        wgmma_wait<1>();
+        hold(of_q);
+        if constexpr (DRAWN) {
+#pragma unroll
+          for (int i = 0; i < 8; i++) add_four(to + i * 512, of_q[4 * i], of_q[4 * i + 1], of_q[4 * i + 2], of_q[4 * i + 3]);
+        } else {
+          meet(TAKEN + mine, 160);
+          float4 *const at = reinterpret_cast<float4 *>(staged + mine * PART * 4) + thread;
+#pragma unroll
+          for (int i = 0; i < 8; i++) at[i * 128] = {of_q[4 * i], of_q[4 * i + 1], of_q[4 * i + 2], of_q[4 * i + 3]};
+          asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+          arrive(STAGED + mine, 160);
+        }
+        to += 2 * PART;
+        slot = next, parity = next_parity;
+        if (last) break;
+        if (++tile == task.end) tile = task.begin, to += i64(sizes.query_tiles - (task.end - task.begin)) * (2 * PART);
+      }
+      wgmma_wait<0>();
+      hold(s);
+
+      // ---- dk and dv, through the memory of k and v ----
+      meet(OF_DS, CONSUMERS);  // k has been read by both
+#pragma unroll
+      for (int which = 0; which < 2; which++) {
+        float(&sums)[D / 2] = which ? dk : dv;
+        const float by = which ? scale : 1.f;
+        unsigned char *const to = (which ? k_tile : v_tile) + (64 * mine + 16 * warp + lane % 16) * LINE;
+#pragma unroll
+        for (int i = 0; i < D / 8; i += 2) {
+          u32 w[4];
+#pragma unroll
+          for (int e = 0; e < 4; e++) w[e] = pack_pair(T{}, by * sums[4 * i + 2 * e], by * sums[4 * i + 2 * e + 1]);
+          store_four(to + i / 8 * (2 * ATOM) + ((i % 8 + lane / 16 ^ lane % 8) << 4), w);
         }
       }
-      add_product<T, D>(dk, ds, q_rows + (slot * OF_QUERIES >> 4));
-      // To shared memory, [keys, 64 queries] by lines; of two tiles, the one that the products before the last have read.
-      unsigned char *const ds_tile = ds_tiles + step % 2 * OF_SCORES + (64 * mine + 16 * warp + lane % 16) * LINE;
-#pragma unroll
-      for (int i = 0; i < M / 8; i += 2) {
-        const int chunk = i % 8 + lane / 16;
-        store_four(ds_tile + i / 8 * (2 * ATOM) + ((chunk ^ lane % 8) << 4), ds[i / 2]);
-      }
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      meet(OF_DS, CONSUMERS);
-
-      // ---- dq, 64 queries by 64 columns: of all keys ----
-      float of_q[32];
-      wgmma_fence();
+      meet(STORED + mine, 128);
+      if (thread == 0) {
 #pragma unroll
-      for (int i = 0; i < KEYS / 16; i++)
-        Unit<T>::template multiply<64, true, true>(of_q, ds_columns + (step % 2 * OF_SCORES >> 4) + i * DOWN, k_columns + i * DOWN, i != 0);
-      wgmma_commit();
-      wgmma_wait<1>();
-      hold(dk), hold(dv), hold(p[1]), hold(ds);
-      release(&q_empty[slot]), release(&do_empty[slot]);
-      const int next = slot + 1 == SLOTS ? 0 : slot + 1;
-      const u32 next_parity = next ? parity : parity ^ 1;
-      const bool last = step + 1 == steps;
-      if (!last) barrier_wait(&q_full[next], next_parity);
-      scores(s, k_rows, q_line, next);  // after the last ones of nothing
-      wgmma_wait<1>();
-      hold(of_q);
-      meet(TAKEN + mine, 160);
-      float4 *const to = reinterpret_cast<float4 *>(staged + mine * PART * 4) + thread;
-#pragma unroll
-      for (int i = 0; i < 8; i++) to[i * 128] = {of_q[4 * i], of_q[4 * i + 1], of_q[4 * i + 2], of_q[4 * i + 3]};
-      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-      arrive(STAGED + mine, 160);
-      if (last) break;
-      slot = next, parity = next_parity;
-      if (++tile == task.end) tile = task.begin;
-    }
-    wgmma_wait<0>();
-    hold(s);
-
-    // ---- dk and dv, through the memory of k and v ----
-    meet(OF_DS, CONSUMERS);  // k has been read by both
-#pragma unroll
-    for (int which = 0; which < 2; which++) {
-      float(&sums)[D / 2] = which ? dk : dv;
-      const float by = which ? scale : 1.f;
-      unsigned char *const to = (which ? k_tile : v_tile) + (64 * mine + 16 * warp + lane % 16) * LINE;
-#pragma unroll
-      for (int i = 0; i < D / 8; i += 2) {
-        u32 w[4];
-#pragma unroll
-        for (int e = 0; e < 4; e++) w[e] = pack_pair(T{}, by * sums[4 * i + 2 * e], by * sums[4 * i + 2 * e + 1]);
-        store_four(to + i / 8 * (2 * ATOM) + ((i % 8 + lane / 16 ^ lane % 8) << 4), w);
+        for (int x = 0; x < D; x += 64) {
+          put_tile(dv_map, v_tile + (x / 64 * 2 + mine) * ATOM, x, task.n + 64 * mine, task.g, task.b);
+          put_tile(dk_map, k_tile + (x / 64 * 2 + mine) * ATOM, x, task.n + 64 * mine, task.g, task.b);
+        }
+        asm volatile("cp.async.bulk.commit_group;" ::: "memory");
       }
+      if (!DRAWN) break;
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    meet(STORED + mine, 128);
-    if (thread == 0) {
-#pragma unroll
-      for (int x = 0; x < D; x += 64) {
-        put_tile(dv_map, v_tile + (x / 64 * 2 + mine) * ATOM, x, task.n + 64 * mine, task.g, task.b);
-        put_tile(dk_map, k_tile + (x / 64 * 2 + mine) * ATOM, x, task.n + 64 * mine, task.g, task.b);
-      }
-      asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-      asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-    }
+    if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
   }
 }

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from weft.operators.attention.statistics import gradient_of_sinks
-from weft.operators.cuda import CTYPES, CudaPlan
+from weft.operators.cuda import CTYPES, CudaPlan, flags
+from weft.operators.hopper.gemm import flags_of
 from weft.operators.hopper.tensor_maps import Heads, map_why_not
+from weft.operators.launch import multiprocessors
 
 # B batch, H heads of q, G heads of k and v, Sq queries, Sk keys, D the head dim of all
 
@@ -39,10 +41,18 @@ def queries_of(d: int) -> int:
     return 8192 // d
 
 
+def drawn(d: int) -> bool:
+    """Whether blocks draw tiles of keys from a counter (``DRAWN`` of hopper_backward.cu)."""
+    return d == 64
+
+
 def shared_bytes(d: int) -> int:
     m = queries_of(d)
-    tiles = 2 * KEYS * d + 2 * SLOTS * m * d + 2 * KEYS * m  # k and v, the rings of q and do, two of ds; 16-bit floats
-    return 2 * tiles + 4 * m * d + SLOTS * 2 * m * 4 + 8 * (4 * SLOTS + 2)  # dq, statistics, barriers
+    tiles = (
+        (4 if drawn(d) else 2) * KEYS * d + 2 * SLOTS * m * d + 2 * KEYS * m
+    )  # k and v, the rings of q and do, two of ds
+    staged = 0 if drawn(d) else 4 * m * d
+    return 2 * tiles + staged + SLOTS * 2 * m * 4 + 8 * (4 * SLOTS + 7)  # statistics, barriers, the numbers of tiles
 
 
 def unsupported(c: Any) -> str:
@@ -94,7 +104,10 @@ class HopperGradients:
             for given in (0, 1)
         ]
         blocks = key_tiles * c.batches * (c.heads // c.group)
-        self.main = CudaPlan(SOURCE, f"gradients<{kind}, {d}, {SLOTS}>", (blocks, 1), THREADS, (), 1, shared_bytes(d))
+        if drawn(d):
+            blocks = min(blocks, multiprocessors(q.device))
+        kernel = f"gradients<{kind}, {d}, {SLOTS}, {flags(drawn(d))}>"
+        self.main = CudaPlan(SOURCE, kernel, (blocks, 1), THREADS, (), 1, shared_bytes(d))
         self.finish = CudaPlan(SOURCE, f"finish<{kind}, {d}>", (rows, 1), 256, (sizes, of[2], scale))
 
     def __call__(
@@ -107,10 +120,11 @@ class HopperGradients:
         of_lse = peak if dlse is None else dlse.contiguous()
         self.prepare[dlse is not None](o, do, peak, log_sum, of_lse, statistics, sums)
         found = {name: torch.empty_like(t) for name, t in (("q", q), ("k", k), ("v", v))}
-        main = self.main
+        main, counter = self.main, sums
         if q.is_cuda:
             main = main.at(self.of_tensors, q, k, v, do, found["k"], found["v"])
-        main(statistics, sums)
+            counter = flags_of(q.device, 1)
+        main(statistics, sums, counter)
         self.finish(sums, found["q"])
         if "sinks" in wanted:
             delta = statistics[:, :, :, 1].flatten(2)[..., : q.shape[2]]
