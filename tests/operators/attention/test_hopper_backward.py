@@ -142,27 +142,27 @@ CASES = {
     "window": Case(s=260, t=250, window=(40, 30)),
     "keys that nothing sees": Case(s=70, t=400, window=(20, 0), d=128, blocks=1),
 }
-FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
-READ = 'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");'
 NEXT_HEAD = "task.begin, to += i64(sizes.query_tiles - (task.end - task.begin)) * (2 * PART)"
 ADD_DK = "add_product<T, D>(dk, ds"
+FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
+READ = 'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");'
 MISTAKES = {
     "scores are taken before they are there": ("causal", "wgmma_wait<0>();\n        hold(s);\n        scores(", "scores("),
     "dp is taken before it is there": ("128 columns", "wgmma_wait<1>();\n          hold(dp)", "hold(dp)"),
-    "dp of 64 columns is taken too early": ("causal", "wgmma_wait<0>();\n            hold(dp)", "hold(dp)"),
     "dq is taken before it is there": ("causal", "wgmma_wait<1>();\n        hold(of_q)", "hold(of_q)"),
-    "ds is multiplied before it is stored": ("causal", "meet(OF_DS, CONSUMERS);\n\n        // ---- dq", "// ---- dq"),
-    "ds is not fenced": ("causal", f"{FENCE}\n        meet(OF_DS", "meet(OF_DS"),
-    "one tile of ds": ("128 columns", "ds_tiles + step % 2 * OF_SCORES", "ds_tiles", "(step % 2 * OF_SCORES >> 4)", "0"),
+    "ds is multiplied before it is stored": ("128 columns", "if (step) barrier_wait(&ds_full[ds_before], before_parity);", ""),
+    "the last ds is multiplied before it is stored": (
+        "causal", "barrier_wait(&ds_full[ds_before], before_parity);\n        float of_q", "float of_q",
+    ),
+    "ds is not fenced": ("causal", f"{FENCE}\n        __syncwarp", "__syncwarp"),
+    "two places of ds": ("128 columns", "DS_TILES = 3", "DS_TILES = 2"),
     "queries are let go before they are read": (
         "causal", "release(&q_empty[slot]), release", "release", ADD_DK, f"release(&q_empty[slot]);\n        {ADD_DK}",
     ),
     "keys are let go before dk is stored": ("causal", f"{READ}\n        barrier_arrive", "barrier_arrive"),
     "a tile of values lies where the last one did": ("causal", "v_tile = v_tiles + half * OF_KEYS", "v_tile = v_tiles"),
     "the counter stays": ("causal", "*drawn = 0;", ";"),
-    "queries of another head": ("causal", "q_map, tile * M, h, task.b", "q_map, tile * M, task.g, task.b"),
     "sums of another head": ("causal", NEXT_HEAD, "task.begin"),
-    "a key more on the right": ("causal", "j - shift - sizes.right - m", "j - shift - sizes.right - 1 - m"),
     "a key more on the left": ("window", "sizes.left + sizes.right : -1", "sizes.left + sizes.right + 1 : -1"),
     "no mask at the left edge": ("window", "task.n >= m + M - 1 + shift - sizes.left", "true"),
 }  # fmt: skip

@@ -8,12 +8,13 @@
 // wgmma takes as its first operand in the products for dv and dk. Only ds goes through shared memory, for dq, which all tiles of keys
 // add to in fp32, in an order that differs from run to run.
 //
-// A block of `gradients` is three warpgroups. Two multiply, 64 keys each; they share ds, and each makes half of a tile's dq, 64 x 64. One
-// thread of the third fetches: keys and values, and tiles of q and do through a ring of slots.
+// A block of `gradients` is three warpgroups. Two multiply, 64 keys each, and each makes half of a tile's dq, 64 x 64, of the ds of both: that
+// of the step before, for which neither waits. The second begins half a step after the first, so that one's exponentials run beside
+// the other's products. One thread of the third warpgroup fetches: keys and values, and tiles of q and do through a ring of slots.
 //
 // DRAWN: blocks are persistent and draw tiles from a counter; keys and values have two places, so that the next ones come while these are
 // used; warpgroups add to dq from registers. Else a block has one tile, and sums of dq are staged for TMA (cp.reduce.async.bulk), for which
-// two more warps wait. With 128 columns, where shared memory is as busy as the tensor cores, the latter is faster.
+// two more warps wait. With 128 columns the latter is faster.
 #include "hopper_pipeline.cuh"
 #include "hopper_wgmma.cuh"
 #include "hopper_wgmma_registers.cuh"
@@ -135,7 +136,6 @@ __device__ __forceinline__ void store_four(void *row, const u32 (&a)[4]) {
                : "memory");
 }
 
-// 16 bytes from the registers.
 __device__ __forceinline__ void add_four(float *to, float a, float b, float c, float d) {
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
@@ -149,7 +149,7 @@ __device__ __forceinline__ void add_bulk(float *to, const void *from, u32 bytes)
 __device__ __forceinline__ void meet(int id, int count) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory"); }
 __device__ __forceinline__ void arrive(int id, int count) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(count) : "memory"); }
 
-enum Meeting { OF_DS = 1, STAGED = 2, TAKEN = 4, STORED = 6 };  // those of a warpgroup are two
+enum Meeting { READ = 1, BEGUN = 8, STAGED = 2, TAKEN = 4, STORED = 6 };  // those of a warpgroup are two
 
 __device__ __forceinline__ float power_of_2(float x) {
   float y;
@@ -172,15 +172,15 @@ __global__ void __launch_bounds__(THREADS, 1)
               const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap do_map, const __grid_constant__ TensorMap dk_map,
               const __grid_constant__ TensorMap dv_map, Sizes sizes, float scale, float scale_log2) {
   constexpr int M = QUERIES<D>, OF_KEYS = KEYS * D * 2, OF_QUERIES = M * D * 2, OF_SCORES = KEYS * M * 2, ROW_STATISTICS = 2 * M * 4;
-  constexpr int HALVES = DRAWN ? 2 : 1;  // places of keys and values
+  constexpr int HALVES = DRAWN ? 2 : 1, DS_TILES = 3;  // places of keys and values; of ds
   extern __shared__ __align__(1024) unsigned char dynamic[];  // all there is: the swizzle asks for 1024 bytes' alignment
   unsigned char *const k_tiles = dynamic, *const v_tiles = k_tiles + HALVES * OF_KEYS, *const q_ring = v_tiles + HALVES * OF_KEYS;
   unsigned char *const do_ring = q_ring + SLOTS * OF_QUERIES, *const ds_tiles = do_ring + SLOTS * OF_QUERIES;
-  unsigned char *const staged = ds_tiles + 2 * OF_SCORES, *const rows = staged + (DRAWN ? 0 : 2 * PART * 4);
+  unsigned char *const staged = ds_tiles + DS_TILES * OF_SCORES, *const rows = staged + (DRAWN ? 0 : 2 * PART * 4);
   u64 *const q_full = reinterpret_cast<u64 *>(rows + SLOTS * ROW_STATISTICS), *const q_empty = q_full + SLOTS;
   u64 *const do_full = q_empty + SLOTS, *const do_empty = do_full + SLOTS, *const k_full = do_empty + SLOTS, *const v_full = k_full + 2;
-  u64 *const k_empty = v_full + 2;
-  volatile int *const tasks = reinterpret_cast<int *>(k_empty + 2);
+  u64 *const k_empty = v_full + 2, *const ds_full = k_empty + 2;
+  volatile int *const tasks = reinterpret_cast<int *>(ds_full + DS_TILES);
 
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) {
@@ -189,6 +189,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       barrier_init(&q_empty[s], CONSUMERS / 32), barrier_init(&do_empty[s], CONSUMERS / 32);
     }
     for (int s = 0; s < 2; s++) barrier_init(&k_full[s], 1), barrier_init(&v_full[s], 1), barrier_init(&k_empty[s], 2);
+    for (int s = 0; s < DS_TILES; s++) barrier_init(&ds_full[s], CONSUMERS / 32);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
@@ -203,10 +204,7 @@ __global__ void __launch_bounds__(THREADS, 1)
       u32 parity = 1;  // a fresh slot counts as emptied
       for (int turn = 0;; turn++) {
         const int half = DRAWN ? turn % 2 : 0, id = DRAWN ? atomicAdd(drawn, 1) : blockIdx.x;
-        if (DRAWN) {
-          barrier_wait(&k_empty[half], turn / 2 % 2 ^ 1);
-          tasks[half] = id < all ? id : -1;
-        }
+        if (DRAWN) barrier_wait(&k_empty[half], turn / 2 % 2 ^ 1), tasks[half] = id < all ? id : -1;
         if (DRAWN && id >= all) {
           barrier_arrive(&k_full[half]);
           if (id == all + int(gridDim.x) - 1) *drawn = 0;  // the last one, for the next launch
@@ -263,6 +261,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int mine = warpgroup - 1, thread = threadIdx.x % 128, lane = thread % 32, warp = thread / 32;
     int slot = 0;
     u32 parity = 0;
+    int ds_at = 0, ds_before = DS_TILES - 1;
+    u32 ds_parity = 0, before_parity = 0;
     for (int turn = 0;; turn++) {
       const int half = DRAWN ? turn % 2 : 0;
       barrier_wait(&k_full[half], DRAWN ? turn / 2 % 2 : 0);
@@ -291,14 +291,35 @@ __global__ void __launch_bounds__(THREADS, 1)
                                                       of_queries + (slot * OF_QUERIES + i / 4 * (M * LINE) >> 4) + i % 4 * ALONG, i != 0);
         wgmma_commit();
       };
+      auto product_of_ds = [&](float(&d)[32], int at) {
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < KEYS / 16; i++)
+          Unit<T>::template multiply<64, true, true>(d, ds_columns + (at * OF_SCORES >> 4) + i * DOWN, k_columns + i * DOWN, i != 0);
+        wgmma_commit();
+      };
+      auto add_to_dq = [&](float(&of_q)[32], float *to) {
+        if constexpr (DRAWN) {
+#pragma unroll
+          for (int i = 0; i < 8; i++) add_four(to + i * 512, of_q[4 * i], of_q[4 * i + 1], of_q[4 * i + 2], of_q[4 * i + 3]);
+        } else {
+          meet(TAKEN + mine, 160);
+          float4 *const at = reinterpret_cast<float4 *>(staged + mine * PART * 4) + thread;
+#pragma unroll
+          for (int i = 0; i < 8; i++) at[i * 128] = {of_q[4 * i], of_q[4 * i + 1], of_q[4 * i + 2], of_q[4 * i + 3]};
+          asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+          arrive(STAGED + mine, 160);
+        }
+      };
       auto release = [&](u64 *barrier) {
         if (lane == 0) barrier_arrive(barrier);
       };
 
       const int shift = sizes.keys - sizes.queries, own = task.n + 64 * mine + 16 * warp + lane / 4;  // and own + 8 are this thread's keys
       int tile = task.begin;
-      float *to = dq + ((i64(task.b * sizes.heads + task.g * sizes.group) * sizes.query_tiles + tile) * 2 + mine) * PART + 4 * thread;
+      float *to = dq + ((i64(task.b * sizes.heads + task.g * sizes.group) * sizes.query_tiles + tile) * 2 + mine) * PART + 4 * thread, *before = to;
       if (steps) {
+        if (mine) meet(BEGUN, CONSUMERS);  // half a step behind the other
         barrier_wait(&q_full[slot], parity);
         scores(s, k_rows, q_line, slot);
       }
@@ -357,6 +378,8 @@ __global__ void __launch_bounds__(THREADS, 1)
           hold(dp), hold(p[0]);
         }
 
+        if (!mine && step == 0) arrive(BEGUN, CONSUMERS);
+
         // ---- ds ----
         u32 ds[M / 16][4];
 #pragma unroll
@@ -369,23 +392,21 @@ __global__ void __launch_bounds__(THREADS, 1)
           }
         }
         add_product<T, D>(dk, ds, q_rows + (slot * OF_QUERIES >> 4));
+        if (step) barrier_wait(&ds_full[ds_before], before_parity);  // and so has what this step's place held been read
         // To shared memory, [keys, 64 queries] by lines; of two tiles, the one that the products before the last have read.
-        unsigned char *const ds_tile = ds_tiles + step % 2 * OF_SCORES + (64 * mine + 16 * warp + lane % 16) * LINE;
+        unsigned char *const ds_tile = ds_tiles + ds_at * OF_SCORES + (64 * mine + 16 * warp + lane % 16) * LINE;
 #pragma unroll
         for (int i = 0; i < M / 8; i += 2) {
           const int chunk = i % 8 + lane / 16;
           store_four(ds_tile + i / 8 * (2 * ATOM) + ((chunk ^ lane % 8) << 4), ds[i / 2]);
         }
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        meet(OF_DS, CONSUMERS);
+        __syncwarp();
+        release(&ds_full[ds_at]);
 
         // ---- dq, 64 queries by 64 columns: of all keys ----
         float of_q[32];
-        wgmma_fence();
-#pragma unroll
-        for (int i = 0; i < KEYS / 16; i++)
-          Unit<T>::template multiply<64, true, true>(of_q, ds_columns + (step % 2 * OF_SCORES >> 4) + i * DOWN, k_columns + i * DOWN, i != 0);
-        wgmma_commit();
+        product_of_ds(of_q, ds_before);
         wgmma_wait<1>();
         hold(dk), hold(dv), hold(p[1]), hold(ds);
         release(&q_empty[slot]), release(&do_empty[slot]);
@@ -396,17 +417,9 @@ __global__ void __launch_bounds__(THREADS, 1)
         scores(s, k_rows, q_line, next);  // after the last ones of nothing
         wgmma_wait<1>();
         hold(of_q);
-        if constexpr (DRAWN) {
-#pragma unroll
-          for (int i = 0; i < 8; i++) add_four(to + i * 512, of_q[4 * i], of_q[4 * i + 1], of_q[4 * i + 2], of_q[4 * i + 3]);
-        } else {
-          meet(TAKEN + mine, 160);
-          float4 *const at = reinterpret_cast<float4 *>(staged + mine * PART * 4) + thread;
-#pragma unroll
-          for (int i = 0; i < 8; i++) at[i * 128] = {of_q[4 * i], of_q[4 * i + 1], of_q[4 * i + 2], of_q[4 * i + 3]};
-          asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-          arrive(STAGED + mine, 160);
-        }
+        if (step) add_to_dq(of_q, before);
+        before = to, before_parity = ds_parity, ds_before = ds_at;
+        ds_at = ds_at == DS_TILES - 1 ? 0 : ds_at + 1, ds_parity ^= ds_at == 0;
         to += 2 * PART;
         slot = next, parity = next_parity;
         if (last) break;
@@ -414,9 +427,17 @@ __global__ void __launch_bounds__(THREADS, 1)
       }
       wgmma_wait<0>();
       hold(s);
+      if (steps) {  // the last step's dq
+        barrier_wait(&ds_full[ds_before], before_parity);
+        float of_q[32];
+        product_of_ds(of_q, ds_before);
+        wgmma_wait<0>();
+        hold(of_q);
+        add_to_dq(of_q, before);
+      }
 
       // ---- dk and dv, through the memory of k and v ----
-      meet(OF_DS, CONSUMERS);  // k has been read by both
+      meet(READ, CONSUMERS);  // k, by both
 #pragma unroll
       for (int which = 0; which < 2; which++) {
         float(&sums)[D / 2] = which ? dk : dv;

@@ -48,11 +48,9 @@ def drawn(d: int) -> bool:
 
 def shared_bytes(d: int) -> int:
     m = queries_of(d)
-    tiles = (
-        (4 if drawn(d) else 2) * KEYS * d + 2 * SLOTS * m * d + 2 * KEYS * m
-    )  # k and v, the rings of q and do, two of ds
+    tiles = (4 if drawn(d) else 2) * KEYS * d + 2 * SLOTS * m * d + 3 * KEYS * m  # k and v, the rings of q and do, ds
     staged = 0 if drawn(d) else 4 * m * d
-    return 2 * tiles + staged + SLOTS * 2 * m * 4 + 8 * (4 * SLOTS + 7)  # statistics, barriers, the numbers of tiles
+    return 2 * tiles + staged + SLOTS * 2 * m * 4 + 8 * (4 * SLOTS + 10)  # statistics, barriers, the numbers of tiles
 
 
 def unsupported(c: Any) -> str:
