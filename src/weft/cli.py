@@ -18,6 +18,7 @@ from weft.export import commands as export
 from weft.hardware import commands as hardware
 from weft.profiling import commands as profiling
 from weft.report import commands as report
+from weft.train import commands as train
 
 
 class Verbs(TyperGroup):
@@ -42,6 +43,7 @@ hardware.register(app)
 bench.register(app)
 profiling.register(app)
 export.register(app)
+train.register(app)
 cluster.register(app)
 report.register(app)
 

@@ -1,4 +1,4 @@
-"""Training jobs: plain loops that a lesson can quote, each returning what it measured."""
+"""Training jobs. ``weft.train.train`` is a plain loop that a lesson can quote; ``weft.train.loop`` that of ``weft train``."""
 
 from weft.train.digits import TrainingRun, train
 

@@ -1,0 +1,161 @@
+"""Each technique of a training run by itself: what it does to time, memory and loss, as a table, JSON and a plot."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.definition import UnknownName
+from weft.train import memory, ranks
+from weft.train.loop import train
+from weft.train.settings import Settings
+
+OFF: dict[str, Any] = {  # the run that techniques are compared with
+    "amp": "none", "tf32": False, "cudnn_benchmark": False, "channels_last": False, "accumulate": 1,
+    "checkpoint_activations": False, "compile": False, "cuda_graph": False, "operators": "torch", "optimizer": "adamw",
+    "prefetch": False, "parallel": "none", "resume": False,
+}  # fmt: skip
+TECHNIQUES: dict[str, dict[str, Any]] = {
+    "amp bf16": {"amp": "bf16"},
+    "amp fp16 + GradScaler": {"amp": "fp16"},
+    "TF32": {"tf32": True},
+    "cudnn.benchmark": {"cudnn_benchmark": True},
+    "channels last": {"channels_last": True},
+    "accumulation in 2 parts": {"accumulate": 2},
+    "activation checkpointing": {"checkpoint_activations": True},
+    "torch.compile": {"compile": True},
+    "CUDA graph": {"cuda_graph": True},
+    "weft operators": {"operators": "weft"},
+    "weft AdamW": {"optimizer": "weft-adamw"},
+    "weft AdamW in 8 bits": {"optimizer": "weft-adamw-8bit"},
+    "prefetch, pinned": {"prefetch": True},
+}
+TOGETHER = (
+    "amp bf16",
+    "TF32",
+    "cudnn.benchmark",
+    "channels last",
+    "CUDA graph",
+    "weft operators",
+    "weft AdamW",
+    "prefetch, pinned",
+)
+GPU_ONLY = ("TF32", "cudnn.benchmark", "CUDA graph")
+
+
+@dataclass
+class Rung:
+    """One run: ``speedup`` is the baseline's time divided by this one's. ``why_not`` says why there are no figures."""
+
+    technique: str
+    step_ms: float | None = None
+    speedup: float | None = None
+    memory_bytes: int | None = None  # peak: measured on a GPU, predicted on a CPU
+    loss: float | None = None  # mean of the last tenth of the steps
+    why_not: str = ""
+
+
+def ladder(settings: Settings, steps: int, say: Callable[[str], None] = lambda text: None) -> list[Rung]:
+    """The baseline, each technique that the job has alone, and those that go together; the same data, weights and steps.
+
+    Raises:
+        ValueError: fewer than 5 steps; more than one rank.
+    """
+    if steps < 5:
+        raise ValueError(f"ablate is {steps} steps; expected at least 5, of which the first 3 are not timed")
+    if settings.parallel != "none":
+        raise ValueError(f"ablate runs on one device; parallel is {settings.parallel}")
+    has = {f.name for f in dataclasses.fields(settings)}
+    off = {name: value for name, value in OFF.items() if name in has}
+    off |= {"steps": steps + 1} if "steps" in has else {}  # the last step would validate
+    plain = dataclasses.replace(settings, **off)
+    on_gpu = ranks.choose_device(settings.device).type == "cuda"
+    chosen = {name: change for name, change in TECHNIQUES.items() if change.keys() <= has}
+    together = {
+        k: v
+        for name in TOGETHER
+        if name in chosen and (on_gpu or name not in GPU_ONLY)
+        for k, v in chosen[name].items()
+    }
+    rungs: list[Rung] = []
+    for name, change in {"baseline": {}, **chosen, "together": together}.items():
+        if name in GPU_ONLY and not on_gpu:
+            rungs.append(Rung(name, why_not="needs a GPU"))
+            continue
+        say(name)
+        rungs.append(_measured(name, dataclasses.replace(plain, **change), steps))
+        first = rungs[0].step_ms
+        if first and rungs[-1].step_ms:
+            rungs[-1].speedup = first / rungs[-1].step_ms
+    return rungs
+
+
+class _Enough(Exception):
+    pass
+
+
+def _measured(name: str, settings: Settings, steps: int) -> Rung:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    torch._dynamo.reset()
+    seen: list[tuple[float, float]] = []
+
+    def stop(done: int, of: int, figures: dict[str, Any]) -> None:
+        seen.append((figures["ms"], figures["loss"]))
+        if done == steps:
+            raise _Enough
+
+    try:
+        train(settings, on_step=stop, save=False)
+    except _Enough:
+        pass
+    except (ValueError, UnknownName):
+        raise
+    except RuntimeError as error:  # of the technique: out of memory, no compiler
+        return Rung(name, why_not=str(error).splitlines()[0][:60])
+    on_gpu = ranks.choose_device(settings.device).type == "cuda"
+    peak = torch.cuda.max_memory_allocated() if on_gpu else memory.predict(settings).peak
+    timed = sorted(ms for ms, _ in seen[3:])
+    tail = [loss for _, loss in seen[-max(1, len(seen) // 10) :]]
+    return Rung(name, timed[len(timed) // 2], None, peak, sum(tail) / len(tail))
+
+
+def write(rungs: list[Rung], settings: Settings, out: str) -> list[Path]:
+    """``ablation.json`` and ``ablation.html`` (a self-contained page with a bar for each rung)."""
+    from weft.drawing.chart import Bar, bars, round_ticks
+
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"settings": dataclasses.asdict(settings), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    data = folder / "ablation.json"
+    data.write_text(json.dumps(facts | {"rungs": [dataclasses.asdict(r) for r in rungs]}, indent=1), encoding="utf-8")
+
+    from bokeh.embed import file_html
+    from bokeh.layouts import column
+    from bokeh.resources import INLINE
+
+    plots = []
+    for title, value, shown in (
+        ("Time of a step, ms", lambda r: r.step_ms, "{:.1f}"),
+        ("Peak memory, MiB", lambda r: r.memory_bytes / 2**20, "{:.0f}"),
+        ("Loss after the last step", lambda r: r.loss, "{:.3f}"),
+    ):
+        found = [r for r in rungs if r.step_ms is not None]
+        top = max(value(r) for r in found) * 1.2
+        group = [Bar(r.technique, value(r), shown.format(value(r)), True, {"technique": r.technique}) for r in found]
+        plots.append(bars([(title, group)], axis=title, end=top, ticks={t: f"{t:g}" for t in round_ticks(top)}))
+    page = folder / "ablation.html"
+    page.write_text(
+        file_html(
+            column(*plots, sizing_mode="stretch_width"),
+            INLINE,
+            "weft: techniques, one by one",
+        ),
+        encoding="utf-8",
+    )
+    return [data, page]

@@ -1,0 +1,107 @@
+"""A decoder of the Llama family: RMSNorm, rotary positions, grouped-query attention, SwiGLU, over ``weft.ops`` or PyTorch.
+
+Source: Touvron et al. 2023, "LLaMA: Open and Efficient Foundation Language Models"; grouped queries: Ainslie et al. 2023.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+IGNORE = -100  # a target that does not count
+EPS = 1e-6
+THETA = 10_000.0
+
+# B sequences, S tokens, C width, H query heads, G key heads, D head dim, F hidden width, V vocabulary
+
+
+class Norm(nn.Module):
+    def __init__(self, width: int, operators: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.operators = operators
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.operators == "weft":
+            from weft import ops
+
+            return ops.rms_norm(x, self.weight, EPS)
+        return F.rms_norm(x, self.weight.shape, self.weight, EPS)
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, kv_heads: int, operators: str, deterministic: bool) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, width // heads
+        self.operators, self.deterministic = operators, deterministic
+        hidden = -(-width * 8 // 3 // 64) * 64
+        self.attention_norm, self.mlp_norm = Norm(width, operators), Norm(width, operators)
+        self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * self.head_dim, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+        self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        b, s, _ = x.shape  # x [B, S, C], cos and sin [S, D/2]
+        heads, kv, d = self.heads, self.kv_heads, self.head_dim
+        qkv = self.qkv(self.attention_norm(x)).view(b, s, heads + 2 * kv, d)
+        q, k, v = qkv.split((heads, kv, kv), dim=2)  # [B, S, H, D], [B, S, G, D] twice
+        cos, sin = cos.to(q.dtype), sin.to(q.dtype)
+        if self.operators == "weft":
+            from weft import ops
+
+            q, k = ops.rotary_embedding(q, k, cos, sin)
+            q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+            y = ops.attention(q, k, v, causal=True, deterministic=self.deterministic)  # [B, H, S, D]
+            x = x + self.out(y.transpose(1, 2).reshape(b, s, -1))
+            return x + self.down(ops.swiglu(*self.gate_up(self.mlp_norm(x)).chunk(2, -1)))
+        q, k, v = (t.transpose(1, 2) for t in (rotated(q, cos, sin), rotated(k, cos, sin), v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv)
+        x = x + self.out(y.transpose(1, 2).reshape(b, s, -1))
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)  # [B, S, F] twice
+        return x + self.down(F.silu(gate) * up)
+
+
+class Decoder(nn.Module):
+    """Args: vocabulary V; the widths as ``GptSettings`` has them; ``recompute``: each block runs again in backward."""
+
+    def __init__(
+        self, vocabulary: int, length: int, layers: int, width: int, heads: int, kv_heads: int,
+        operators: str = "weft", recompute: bool = False, deterministic: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.operators, self.recompute = operators, recompute
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Block(width, heads, kv_heads, operators, deterministic) for _ in range(layers))
+        self.norm = Norm(width, operators)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.length, self.head_dim = length, width // heads
+        for name, p in self.named_parameters():
+            if p.ndim == 2:
+                into_residual = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(p, std=0.02 / (2 * layers) ** 0.5 if into_residual else 0.02)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, None]:
+        """Tokens and the ones after them, ``[B, S]`` → the sum of the losses ``[]`` of targets that are not -100."""
+        angles = torch.arange(x.shape[1], device=x.device)[:, None] * THETA ** -(
+            torch.arange(0, self.head_dim, 2, device=x.device) / self.head_dim
+        )  # [S, D/2]
+        cos, sin = angles.cos(), angles.sin()
+        h = self.embedding(x)  # [B, S, C]
+        for block in self.blocks:
+            h = checkpoint(block, h, cos, sin, use_reentrant=False) if self.recompute else block(h, cos, sin)
+        h = self.norm(h).flatten(0, 1)  # [B S, C]
+        target = y.flatten()
+        if self.operators == "weft":
+            from weft import ops
+
+            return ops.linear_cross_entropy(h, self.head.weight, target, ignore_index=IGNORE, reduction="sum"), None
+        logits = self.head(h).float()  # [B S, V]
+        return F.cross_entropy(logits, target, ignore_index=IGNORE, reduction="sum"), None
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """``[B, S, H, D]``: its halves turned by the angles ``[S, D/2]``."""
+    first, second = x.chunk(2, -1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)

@@ -1,0 +1,113 @@
+"""``weft launch job.yaml``: the processes of a job on this machine, over torch.distributed's elastic agent."""
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from weft.definition import UnknownName
+from weft.train.settings import load_yaml
+
+TAIL = 20  # lines of a failed rank's log that are shown
+
+
+@dataclass
+class JobFile:
+    """``command`` is run ``processes`` times, each with torchrun's variables (RANK, WORLD_SIZE …) and those of ``env``; all are
+    started again up to ``retries`` times when one fails. Logs go to ``logs``, one folder for each start and rank."""
+
+    command: list[str]
+    processes: int = 1
+    env: dict[str, str] = field(default_factory=dict)
+    retries: int = 0
+    logs: str = "logs"
+
+
+class RankFailed(OSError):
+    """A rank ended badly: which, how, and the end of what it said."""
+
+
+def read(file: str) -> JobFile:
+    """A job file.
+
+    Raises:
+        ValueError, UnknownName: it is no mapping, lacks a command, or has a name or value that is none.
+        FileNotFoundError: no such file.
+    """
+    given = load_yaml(file)
+    known = [f.name for f in fields(JobFile)]
+    for name in given:
+        if name not in known:
+            raise UnknownName(f"entry of {file}:", str(name), known)
+    command = given.get("command")
+    words = command.split() if isinstance(command, str) else command
+    if not isinstance(words, list) or not words:
+        raise ValueError(
+            f"{file}: command is {command!r}; expected a line such as 'weft train gpt --parallel ddp', or its words"
+        )
+    for name, least in (("processes", 1), ("retries", 0)):
+        if type(given.get(name, least)) is not int or given.get(name, least) < least:
+            raise ValueError(f"{file}: {name} is {given[name]!r}; expected a whole number of at least {least}")
+    env = given.get("env") or {}
+    if not isinstance(env, dict):
+        raise ValueError(f"{file}: env is {env!r}; expected names with values")
+    given |= {"command": [str(w) for w in words], "env": {str(k): str(v) for k, v in env.items()}}
+    return JobFile(**given)
+
+
+def launch(job: JobFile) -> Path:
+    """Runs the job and returns the folder of its logs. When a rank fails the others are ended (SIGTERM, after 30 s SIGKILL).
+
+    Raises:
+        RankFailed: a rank failed, and no retry was left.
+        FileNotFoundError: there is no such command.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    program, *arguments = job.command
+    if program == "weft":  # the one that runs now
+        program, arguments = sys.executable, ["-m", "weft", *arguments]
+    elif program == "python":
+        program = sys.executable
+    elif not shutil.which(program):
+        raise FileNotFoundError(f"command '{program}' is not on the PATH")
+    logs = Path(job.logs)
+    logs.mkdir(parents=True, exist_ok=True)
+    settings: dict[str, Any] = {
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "localhost:0",
+        "run_id": "weft",
+        "monitor_interval": 0.2,
+    }
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=job.processes, max_restarts=job.retries,
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL, tee={0: Std.ALL}), **settings,
+    )  # fmt: skip
+    before = {name: os.environ.get(name) for name in job.env}
+    os.environ.update(job.env)
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // job.processes)))
+    try:
+        elastic_launch(config, program)(*arguments)
+    except ChildFailedError as failed:
+        rank, failure = failed.get_first_failure()
+        how = (
+            f"was ended by signal {-failure.exitcode}"
+            if failure.exitcode < 0
+            else f"ended with status {failure.exitcode}"
+        )
+        said = sorted(logs.glob(f"weft_*/attempt_*/{failure.local_rank}/std*.log"), key=lambda p: p.stat().st_mtime)
+        lines = "\n".join(line for path in said[-2:] for line in path.read_text(errors="replace").splitlines()[-TAIL:])
+        raise RankFailed(
+            f"rank {rank} {how}; the other ranks were ended. Logs: {logs}. It said last:\n{lines}"
+        ) from None
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+    return logs

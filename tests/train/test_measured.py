@@ -1,0 +1,110 @@
+"""What a run is predicted to need, and the ladder of techniques."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+import torch
+
+from weft.train import ablation, flops, memory
+from weft.train.jobs import job
+from weft.train.settings import CnnSettings, GptSettings
+
+PYTORCH = {"operators": "torch", "optimizer": "adamw", "device": "cpu"}
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog. " * 400)
+    sizes = {"layers": 2, "width": 64, "heads": 2, "kv_heads": 1, "length": 64, "batch": 8, "steps": 6}
+    return GptSettings(text=str(text), out=str(tmp_path / "run"), **sizes, **PYTORCH)
+
+
+def test_prediction_by_category_and_what_would_fit(settings):
+    found = memory.predict(settings)
+    parameters = sum(p.numel() for p in job(settings).build().parameters())
+    assert found.categories["Parameter"] == pytest.approx(4 * parameters, rel=0.1)
+    assert found.categories["Optstate"] == pytest.approx(8 * parameters, rel=0.1)
+    assert found.peak == sum(found.categories.values()) and not found.fits
+    less = memory.predict(dataclasses.replace(settings, checkpoint_activations=True))
+    assert less.categories["Activation"] < 0.5 * found.categories["Activation"]
+    tight = memory.predict(settings, limit=found.peak - 1)
+    assert tight.fits["--checkpoint-activations"] == less.peak < tight.limit
+    assert {"--accumulate 2", "--optimizer weft-adamw-8bit"} <= tight.fits.keys()
+    assert all(size <= tight.limit for size in tight.fits.values())
+
+
+def test_prediction_is_what_a_real_step_holds(settings):
+    """The same tracker over real tensors: the fake ones have their sizes."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    made = job(settings)
+    model = made.build()
+    optimizer = torch.optim.AdamW(model.parameters())
+    x, y = made.data.batch(0)
+    tracker = MemTracker()
+    tracker.track_external(model, optimizer, x, y)
+    with tracker:
+        for step in range(2):
+            if step:
+                tracker.reset_mod_stats()
+            model(x, y)[0].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    measured = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
+    assert memory.predict(settings).peak == pytest.approx(measured, rel=0.02)
+
+
+def test_flops_are_those_of_the_products(settings):
+    made = job(settings)
+    model = made.build()
+    products = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "embedding" not in name)
+    linear = 6 * products * 8 * 64  # tokens; two products in backward
+    attention = 12 * 2 * 8 * 64 * 64 * 64  # 2 layers, 8 x 64 tokens, 64 keys, width 64
+    assert flops.of_step(made, 8) == pytest.approx(linear + attention, rel=0.01)
+
+
+def test_ladder_has_each_technique_alone(settings, monkeypatch):
+    kept = {
+        k: ablation.TECHNIQUES[k]
+        for k in ("amp bf16", "TF32", "channels last", "activation checkpointing", "CUDA graph")
+    }
+    monkeypatch.setattr(ablation, "TECHNIQUES", kept)
+    monkeypatch.setattr(ablation, "TOGETHER", ("amp bf16", "TF32"))
+    rungs = ablation.ladder(settings, 6)
+    by_name = {r.technique: r for r in rungs}
+    assert list(by_name) == ["baseline", *(k for k in kept if k != "channels last"), "together"]
+    assert by_name["TF32"].why_not == by_name["CUDA graph"].why_not == "needs a GPU"
+    base = by_name["baseline"]
+    assert base.speedup == 1 and base.loss < 5.6
+    assert by_name["activation checkpointing"].memory_bytes < base.memory_bytes
+    assert by_name["activation checkpointing"].loss == pytest.approx(base.loss, rel=1e-5)
+    assert by_name["amp bf16"].loss == pytest.approx(base.loss, rel=1e-2) and by_name["amp bf16"].loss != base.loss
+    data, page = ablation.write(rungs, settings, settings.out)
+    assert [r["technique"] for r in json.loads(data.read_text())["rungs"]] == list(by_name)
+    html = page.read_text()
+    assert "activation checkpointing" in html and not re.search(r"<(script|link)[^>]+(src|href)=", html)
+    with pytest.raises(ValueError, match="at least 5"):
+        ablation.ladder(settings, 4)
+    with pytest.raises(ValueError, match="one device"):
+        ablation.ladder(dataclasses.replace(settings, parallel="ddp"), 6)
+
+
+def test_commands_print_them(command, settings):
+    flags = [
+        f"--{k}={getattr(settings, k)}"
+        for k in ("text", "layers", "width", "length", "batch", "operators", "optimizer", "out")
+    ]
+    status, printed, _ = command("train", "gpt", *flags, "--predict", "--json")
+    peak = json.loads(printed)["peak"]
+    status, printed, _ = command("train", "gpt", *flags, "--predict", "--limit-gib", 0.95 * peak / 2**30)
+    assert (
+        status == 0 and f"{peak / 2**20:.1f}" in printed and "does not fit" in printed and "--accumulate 2" in printed
+    )
+
+
+def test_images_too():
+    assert memory.predict(CnnSettings(**PYTORCH)).categories["Buffer"] > 0

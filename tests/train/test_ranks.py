@@ -1,0 +1,156 @@
+"""Several ranks over Gloo: the same losses as on one, checkpoints for any number of ranks, a rank that is killed."""
+
+import csv
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from where import plain_environment
+
+from weft.definition import UnknownName
+from weft.train.launch import JobFile, RankFailed, launch, read
+from weft.train.loop import Run, train
+from weft.train.settings import GptSettings
+
+SIZES = {
+    "layers": 2,
+    "width": 32,
+    "heads": 4,
+    "kv_heads": 2,
+    "length": 32,
+    "batch": 12,
+    "steps": 6,
+    "checkpoint_every": 3,
+}
+FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
+PYTORCH = {"operators": "torch", "optimizer": "adamw", "device": "cpu"}
+
+# PyTorch's agent leaves the log files of the processes it started open
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text").mkdir()
+    for i in range(25):
+        (tmp_path / "text" / f"{i}.txt").write_text(
+            f"document {i}: " + "a quick brown fox jumps over a dog. " * (9 + i)
+        )
+    return tmp_path / "text"
+
+
+def job(tmp_path, text, processes, out, *flags, command=None):
+    """A training job of that many processes that is what a user starts: nothing interpreted."""
+    words = ["weft", "train", "gpt", f"--text={text}", f"--out={tmp_path / out}", *FLAGS, *flags]
+    env = {
+        **{name: plain_environment()[name] for name in ("PYTHONPATH",)},
+        "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "WEFT_CACHE": str(tmp_path / "cache"),
+    }  # fmt: skip
+    return JobFile(command or words, processes, env, logs=str(tmp_path / f"logs-{out}"))
+
+
+def losses(tmp_path, out):
+    return [float(row["loss"]) for row in csv.DictReader((tmp_path / out / "log.csv").read_text().splitlines())]
+
+
+def half_done(folder: Path):
+    """A run as it was after its third step."""
+    shutil.rmtree(folder / "checkpoints" / "step-00000006")
+
+
+@pytest.fixture
+def one(tmp_path, text, monkeypatch):
+    """The run on one rank, and its settings."""
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    settings = GptSettings(text=str(text), out=str(tmp_path / "one"), **SIZES, **PYTORCH)
+    return train(settings), settings
+
+
+def held(settings, folder):
+    """Model and moments of the newest checkpoint in ``folder``, gathered on one rank."""
+    settings = GptSettings(**{**vars(settings), "out": str(folder)})
+    run = Run(settings, torch.device("cpu"), False, None)
+    step = run.resumed()
+    return step, [*run.model.state_dict().values(), *(v for s in run.optimizer.state.values() for v in s.values())]
+
+
+LONG = [("ddp", 2), ("ddp", 4), ("fsdp", 4)]
+CASES = [("fsdp", 2), *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)]
+
+
+@pytest.mark.parametrize(("parallel", "processes"), CASES)
+def test_ranks_train_as_one_and_resume_on_another_number(tmp_path, text, one, parallel, processes):
+    """257 rows of the vocabulary divide unevenly; parts of a batch hold unequal numbers of targets."""
+    result, settings = one
+    plain = [f"--{name}={value}" for name, value in PYTORCH.items()]
+    out = tmp_path / parallel
+    launch(job(tmp_path, text, processes, parallel, f"--parallel={parallel}", "--accumulate=2", *plain))
+    assert np.allclose(losses(tmp_path, parallel), result.loss, rtol=0, atol=1e-5)
+    half_done(out)
+
+    step, before = held(settings, out)
+    assert step == 3
+    resumed = GptSettings(**{**vars(settings), "out": str(out), "resume": True, "steps": 3})
+    train(resumed)  # nothing is left to do but what a checkpoint holds
+    assert all(torch.equal(a, b) for a, b in zip(before, held(settings, out)[1], strict=True))
+    other = tmp_path / "other"
+    shutil.copytree(out, other)
+    if processes == 2:
+        rest = train(GptSettings(**{**vars(settings), "out": str(other), "resume": True})).loss
+    else:
+        launch(job(tmp_path, text, 2, "other", "--parallel=fsdp", "--resume", *plain))
+        rest = losses(tmp_path, "other")[3:]
+    assert np.allclose(rest, result.loss[3:], rtol=0, atol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", ["weft-adamw", "weft-muon"])
+def test_our_operators_and_optimizers_on_shards(tmp_path, text, optimizer):
+    launch(job(tmp_path, text, 2, "two", "--parallel=fsdp", f"--optimizer={optimizer}", "--amp=bf16"))
+    launch(job(tmp_path, text, 1, "one", "--parallel=fsdp", f"--optimizer={optimizer}", "--amp=bf16"))
+    assert np.allclose(losses(tmp_path, "two"), losses(tmp_path, "one"), rtol=1e-2)
+
+
+def test_killed_rank_ends_the_others_with_its_log(tmp_path, text):
+    program = tmp_path / "killed.py"
+    program.write_text(
+        "import os, signal, sys, time\n"
+        "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], 'was here', os.environ['WORD'], flush=True)\n"
+        "if os.environ['RANK'] == '1': time.sleep(1); os.kill(os.getpid(), signal.SIGKILL)\n"
+        "time.sleep(300)\n"
+    )
+    given = job(tmp_path, text, 2, "killed", command=["python", str(program)])
+    given.env["WORD"] = "twice"
+    started = time.monotonic()
+    with pytest.raises(RankFailed, match=r"(?s)rank 1 was ended by signal 9.*rank 1 of 2 was here twice"):
+        launch(given)
+    assert time.monotonic() - started < 60
+
+
+def test_job_file(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text("command: weft train gpt --parallel ddp\nprocesses: 2\nenv: {A: 1}\n")
+    found = read(str(file))
+    assert (
+        found.command == ["weft", "train", "gpt", "--parallel", "ddp"]
+        and found.env == {"A": "1"}
+        and found.processes == 2
+    )
+    wrong = [
+        ("processes: 2", "command is None"),
+        ("command: a\nprocesses: 0", "at least 1"),
+        ("command: a\nproceses: 2", "processes"),
+        ("command: a\nenv: 3", "names with values"),
+    ]
+    for content, message in wrong:
+        file.write_text(content)
+        with pytest.raises((ValueError, UnknownName), match=message):
+            read(str(file))
+    with pytest.raises(FileNotFoundError, match="not on the PATH"):
+        launch(JobFile(["no-such-program"]))
