@@ -135,7 +135,8 @@ def test_a_program_that_has_too_few_steps_or_counts_forwards(tmp_path, monkeypat
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", world)
         assert profiled.main(["--out", out, "--step", "forward", "--active", "1", program]) == 0
-        assert len(weft.profiling.analyse(weft.profiling.read(tmp_path / name)).steps) == 1
+        found = weft.profiling.analyse(weft.profiling.read(tmp_path / name))
+        assert (len(found.steps), found.rank) == (1, int(rank))
     with pytest.raises(SystemExit, match="no such program"):
         profiled.main(["--out", out, "missing.py"])
 

@@ -225,6 +225,31 @@ def test_the_peak_of_memory_and_what_was_alive_at_it():
     assert [(o["operator"], o["bytes"], o["count"]) for o in m.top] == [("aten::add", 8192, 1), ("aten::mm", 4096, 1)]
 
 
+@pytest.mark.parametrize(
+    ("backward", "peak_in", "expected"),
+    [
+        (False, "forward", {"no_grad": 6000, "autocast": 2000}),
+        (True, "forward", {"zero_grad": 800, "autocast": 2000, "half the batch": 3000}),
+        (True, "backward", {"autocast": 2000, "half the batch": 3000}),
+    ],
+)
+def test_what_would_lower_the_peak(backward, peak_in, expected):
+    t = MadeTrace()
+    if backward:
+        t.op("autograd::engine::evaluate_function: MulBackward0", 0, 10)
+        t.op("aten::mul", 1, 8, [(8, 8)])
+        t.memory(2, 800, 1, 800)
+    t.op("aten::mm", 20, 10, [(8, 8), (8, 8)])
+    t.memory(22, 4000, 2, 4800)
+    t.op("aten::mm", 40, 10, [(8, 8), (8, 8)], "c10::BFloat16")
+    t.memory(42, 2000, 3, 6800)
+    if peak_in == "backward":
+        t.op("autograd::engine::evaluate_function: MulBackward0", 60, 10)
+        t.memory(62, 8, 4, 6808)
+    found = {r.what: r.saves for r in t.profile().memory.remedies}
+    assert {next(k for k in expected if k in what): saves for what, saves in found.items()} == expected
+
+
 def test_two_profiles_compared():
     from weft.profiling import comparison
 

@@ -57,7 +57,7 @@ def to_onnx(
         ValueError: the examples do not match, the model fixes a dynamic dimension, an operator has no ONNX form, or
             the file computes something else than PyTorch.
     """
-    torch, runtime = _packages()
+    torch, runtime = packages()
     _check_examples(torch, inputs, others, "others")
     for example in check_at:
         _check_examples(torch, inputs, example, "check_at")
@@ -66,7 +66,7 @@ def to_onnx(
         for a, b in zip(inputs, others, strict=True)
     )
     path = Path(path)
-    with _evaluated(module), torch.no_grad(), _quiet(), tempfile.TemporaryDirectory(dir=_folder(path)) as folder:
+    with evaluated(module), torch.no_grad(), quiet(), tempfile.TemporaryDirectory(dir=_folder(path)) as folder:
         made = Path(folder) / path.name
         try:
             program = torch.onnx.export(
@@ -90,7 +90,7 @@ def to_onnx(
     return Exported(str(path), size, int(program.model.opset_imports[""]), found, checks)
 
 
-def _packages() -> tuple[Any, Any]:
+def packages() -> tuple[Any, Any]:
     try:
         import onnx  # noqa: F401, what torch.onnx writes with
         import onnxruntime
@@ -121,7 +121,7 @@ def _as_arguments(module: Any, inputs: Sequence[Any], dynamic: tuple[dict[int, A
 
 
 @contextlib.contextmanager
-def _evaluated(module: Any) -> Iterator[None]:
+def evaluated(module: Any) -> Iterator[None]:
     training = {m: m.training for m in module.modules()}
     module.eval()
     try:
@@ -132,7 +132,7 @@ def _evaluated(module: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without the exporter's own warnings: what is wrong is checked here."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from weft.export.model import _evaluated, _packages, _quiet
+from weft.export.model import evaluated, packages, quiet
 from weft.timing import Timer
 
 PROVIDERS = {"onnxruntime CUDA": "CUDAExecutionProvider", "onnxruntime TensorRT": "TensorrtExecutionProvider"}
@@ -22,7 +22,7 @@ def latency(
         device: ``cpu`` or ``cuda``.
         compiled: also ``torch.compile``, which takes half a minute.
     """
-    torch, runtime = _packages()
+    torch, runtime = packages()
     on_device = [t.to(device) for t in inputs]
     was = next((p.device for p in module.parameters()), torch.device("cpu"))
     calls: dict[str, Callable[[], Any]] = {}
@@ -36,7 +36,7 @@ def latency(
         except Exception as error:  # a runtime that cannot run here is a row of the table
             failed[name] = str(error).partition("\n")[0][:80]
 
-    with _evaluated(module), torch.no_grad(), _quiet():
+    with evaluated(module), torch.no_grad(), quiet():
         try:
             module.to(device)
             add("eager", lambda: lambda: module(*on_device))

@@ -34,7 +34,7 @@ class Work:
 
 def of(trace: Trace, window: tuple[int, int]) -> list[Work]:
     """The work of a trace inside the window, in the order of its start."""
-    forward = _forward_operators(trace)
+    forward = forward_operators(trace)
     return _on_gpu(trace, window, forward) if trace.on_gpu else _on_cpu(trace, window, forward)
 
 
@@ -102,7 +102,7 @@ def _module(name: str) -> str:
     return re.sub(r"_\d+$", "", name.removeprefix("nn.Module: "))
 
 
-def _forward_operators(trace: Trace) -> dict[Any, Span]:
+def forward_operators(trace: Trace) -> dict[Any, Span]:
     """Forward operators by the sequence number that autograd gives them."""
     found: dict[Any, Span] = {}
     for s in trace.host:

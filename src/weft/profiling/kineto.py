@@ -76,6 +76,7 @@ def parse(data: dict[str, Any], source: str) -> Trace:
         trace.gpu = str(properties[0].get("name", ""))
     info = data.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else None
+    rank = data.get("rank") if rank is None else rank  # weft's own, before a process group exists
     trace.rank = rank if isinstance(rank, int) else None
     for event in data["traceEvents"]:
         if not isinstance(event, dict):

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from weft.profiling import attribution
+from weft.profiling import attribution, cost
 from weft.profiling.trace import MemoryEvent, Span, Trace
 
 POINTS = 400  # of a timeline
@@ -22,6 +22,16 @@ class Memory:
     before: int  # bytes that were allocated before the profile began
     timeline: list[tuple[int, int]]
     top: list[dict[str, Any]]
+    remedies: list["Remedy"]
+
+
+@dataclass
+class Remedy:
+    """What would lower the peak, and by how much at most."""
+
+    what: str
+    saves: int  # bytes
+    rule: str
 
 
 def of(trace: Trace) -> Memory | None:
@@ -48,7 +58,9 @@ def _of(trace: Trace, device: str, events: list[MemoryEvent]) -> Memory:
             alive[event.address] = event
         else:
             alive.pop(event.address, None)
-    return Memory(device, peak, events[at].time, before, _thin(events, levels), _origins(trace, list(alive.values())))
+    origins = _origins(trace, list(alive.values()), events[at])
+    remedies = _remedies(origins, any(s.name.startswith(attribution.ENGINE) for s in trace.host))
+    return Memory(device, peak, events[at].time, before, _thin(events, levels), origins.top(), remedies)
 
 
 def _thin(events: list[MemoryEvent], levels: list[int]) -> list[tuple[int, int]]:
@@ -60,12 +72,46 @@ def _thin(events: list[MemoryEvent], levels: list[int]) -> list[tuple[int, int]]
     ]
 
 
-def _origins(trace: Trace, alive: list[MemoryEvent]) -> list[dict[str, Any]]:
-    """Allocations grouped by operator, phase, module and stack, the largest first."""
+@dataclass
+class Origins:
+    """Bytes and blocks alive at the peak, by (operator, phase, module, stack, dtype); the phase in which the peak came."""
+
+    sizes: Counter[tuple[Any, ...]]
+    counts: Counter[tuple[Any, ...]]
+    phase: str
+
+    def top(self) -> list[dict[str, Any]]:
+        found: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for key, size in self.sizes.items():
+            names = {"operator": key[0], "phase": key[1], "module": key[2], "stack": list(key[3])}
+            row = found.setdefault(key[:4], names | {"bytes": 0, "count": 0})
+            row["bytes"] += size
+            row["count"] += self.counts[key]
+        return sorted(found.values(), key=lambda row: -row["bytes"])[:TOP]
+
+    def total(self, phase: str, *dtypes: str) -> int:
+        return sum(n for key, n in self.sizes.items() if key[1] == phase and (not dtypes or key[4] in dtypes))
+
+
+def _remedies(origins: Origins, backward: bool) -> list[Remedy]:
+    """The four that cost no change of the model, those that save something, the largest first."""
+    saved, fp32, gradients = origins.total("forward"), origins.total("forward", "fp32"), origins.total("backward")
+    found = [
+        Remedy("torch.no_grad() or torch.inference_mode()", 0 if backward else saved,
+               "there is no backward: all that forward operators keep at the peak"),
+        Remedy("zero_grad(set_to_none=True) before forward", gradients if origins.phase == "forward" else 0,
+               "gradients of the last step that are alive at a peak in forward"),
+        Remedy("torch.autocast in bf16", fp32 // 2, "half of what fp32 operators of forward keep"),
+        Remedy("half the batch, accumulated twice", saved // 2 if backward else 0, "half of what forward keeps for backward"),
+    ]  # fmt: skip
+    return sorted((r for r in found if r.saves > 0), key=lambda r: -r.saves)
+
+
+def _origins(trace: Trace, alive: list[MemoryEvent], peak: MemoryEvent) -> Origins:
     threads: dict[Any, list[Span]] = {}
     for span in trace.host:
         threads.setdefault(span.thread, []).append(span)
-    forward = attribution._forward_operators(trace)
+    forward = attribution.forward_operators(trace)
     sizes: Counter[tuple[Any, ...]] = Counter()
     counts: Counter[tuple[Any, ...]] = Counter()
     for event in alive:
@@ -74,20 +120,12 @@ def _origins(trace: Trace, alive: list[MemoryEvent]) -> list[dict[str, Any]]:
         phase, module = attribution.context(ops[0] if ops else inside[0] if inside else None, forward)
         caller = next((s.name for s in ops if not s.name.startswith("aten::empty") and s.name != "aten::resize_"), "")
         frames = attribution.stack(ops[0]) if ops else []
-        key = (caller or (ops[0].name if ops else "(outside of operators)"), phase, module, tuple(frames))
+        dtype = next((found for s in ops if (found := cost.dtype(s.args))), "")
+        key = (caller or (ops[0].name if ops else "(outside of operators)"), phase, module, tuple(frames), dtype)
         sizes[key] += event.size
         counts[key] += 1
-    return [
-        {
-            "operator": key[0],
-            "phase": key[1],
-            "module": key[2],
-            "stack": list(key[3]),
-            "bytes": size,
-            "count": counts[key],
-        }
-        for key, size in sizes.most_common(TOP)
-    ]
+    around = _open(threads.get(peak.thread, []), peak.time)
+    return Origins(sizes, counts, attribution.context(around[0] if around else None, forward)[0])
 
 
 def _open(spans: list[Span], time: int) -> list[Span]:

@@ -134,5 +134,7 @@ class profile:
             raw = Path(folder) / "trace.json"
             recorded.export_chrome_trace(str(raw))
             self._data = kineto.load(raw)
+            if os.environ.get("RANK", "").isdecimal():
+                self._data.setdefault("rank", int(os.environ["RANK"]))
             if self.out is not None:
                 self.left_out = bounded.write(self._data, self.out, self.most_mib << 20)

@@ -116,6 +116,8 @@ def _print(out: Console, p: Profile) -> None:
                 figures(top["bytes"] / 2**20), str(top["count"]), _short(top["operator"]), top["phase"], _short(where)
             )
         out.print(memory)
+        for r in p.memory.remedies:
+            out.print(f"{r.what}: up to {figures(r.saves / 2**20)} MiB less")
     print_notes(out, p)
     out.print("Do this first" if p.advice else "Nothing to do first: no rule expects a gain of 1 % or more")
     for number, a in enumerate(p.advice, 1):
