@@ -11,7 +11,7 @@ from weft.words import count
 
 HERE = Path(__file__).parent
 BARS = 16  # operators drawn
-ROWS = 60  # operators listed
+ROWS = 40  # operators listed
 
 
 def page(profiles: Sequence[Profile]) -> str:
@@ -109,7 +109,7 @@ def _operators(p: Profile) -> list[Any]:
             "rate": si(row.flops_per_s, "FLOP/s") if row.flops_per_s else si(row.bytes_per_s, "B/s"),
             "share of ceiling": percent(row.share_of_ceiling),
         }
-        made.append(Bar(row.operator.rpartition("::")[2] or row.operator, ms, percent(row.share), True, tip))
+        made.append(Bar(_name(row.operator), ms, percent(row.share), True, tip))
     top = made[0].value
     figure = bars([("", made)], axis="ms", end=top * 1.18, ticks={t: figures(t) for t in round_ticks(top)})
     first = shown[0]
@@ -121,6 +121,11 @@ def _operators(p: Profile) -> list[Any]:
             "Start at the top: what is long and far from its limit has something to gain. The table has the shares.",
         )
     ]
+
+
+def _name(operator: str, most: int = 18) -> str:
+    name = operator.rpartition("::")[2] or operator
+    return name if len(name) <= most else name[: most - 1] + "…"
 
 
 def _idle(p: Profile) -> list[Any]:

@@ -54,7 +54,7 @@ def _print(out: Console, p: Profile) -> None:
     for row in p.rows[:MOST_ROWS]:
         rate = si(row.flops_per_s, "FLOP/s") if row.flops_per_s else si(row.bytes_per_s, "B/s")
         rows.add_row(
-            _short(f"{row.operator} {row.dtype}"),
+            _short(f"{row.operator} {row.dtype} {row.module}"),
             row.phase,
             str(row.calls),
             figures(row.time_us / p.repeats / 1e3),
@@ -171,7 +171,7 @@ def print_ncu(out: Console, kernels: Sequence[Any]) -> None:
     out.print(rows)
 
 
-def _short(name: str, most: int = 24) -> str:
+def _short(name: str, most: int = 22) -> str:
     name = name.replace("aten::", "").replace("autograd::engine::evaluate_function: ", "engine: ").strip()
     return name if len(name) <= most else name[: most - 1] + "…"
 
