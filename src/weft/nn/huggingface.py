@@ -5,6 +5,7 @@ function of the positions of a query and a key. Of the usual ones (causal, slidi
 of Sq x Sk is made: attention gets a :class:`Visible` in the mask's place.
 """
 
+import inspect
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -22,7 +23,7 @@ INSTALL = "pip install 'weft[transformers]'"
 
 
 def register(name: str = "weft") -> None:
-    """Makes ``attn_implementation=name`` known to transformers (5.0 or newer).
+    """Makes ``attn_implementation=name`` known to transformers (4.57 or newer; before 5.0, masks are tensors).
 
     Then ``AutoModelForCausalLM.from_pretrained(…, attn_implementation="weft")``, or of a model that there is
     ``model.set_attn_implementation("weft")``. Models that do not call transformers' ``AttentionInterface`` refuse it.
@@ -31,11 +32,12 @@ def register(name: str = "weft") -> None:
         ModuleNotFoundError: transformers is not installed.
     """
     try:
-        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
     except ImportError as error:
-        raise ModuleNotFoundError(f"{NAME}: no transformers of 5.0 or newer ({error}); {INSTALL}") from None
+        raise ModuleNotFoundError(f"{NAME}: no transformers of 4.57 or newer ({error}); {INSTALL}") from None
     AttentionInterface.register(name, attention)
-    AttentionMaskInterface.register(name, mask)
+    described = "q_length" in inspect.signature(masking_utils.sdpa_mask).parameters  # since 5.0
+    AttentionMaskInterface.register(name, mask if described else masking_utils.sdpa_mask)
 
 
 # ---- the mask ----------------------------------------------------------------------------------------------------------------
