@@ -22,7 +22,9 @@ def run(monkeypatch, capsys):
     return ran
 
 
-@pytest.mark.parametrize(("model", "dynamic"), [("cnn", [0]), ("transformer", [0, 1])])
+@pytest.mark.parametrize(
+    ("model", "dynamic"), [pytest.param("cnn", [0], marks=pytest.mark.long), ("transformer", [0, 1])]
+)
 def test_the_models_of_the_examples_at_two_sizes(model, dynamic, run, tmp_path, monkeypatch):
     monkeypatch.setattr("weft.operators.call.INTERPRETING", False)  # on a CPU a user's operators are PyTorch's
     status, out, err = run(f"{EXAMPLE}:{model}", "--out", str(tmp_path / "m.onnx"), "--json")
@@ -34,6 +36,31 @@ def test_the_models_of_the_examples_at_two_sizes(model, dynamic, run, tmp_path, 
     import onnx
 
     onnx.checker.check_model(str(tmp_path / "m.onnx"))
+
+
+def test_a_trained_run_answers_as_its_checkpoint_does(run, tmp_path):
+    from weft.export import trained
+    from weft.train.loop import train
+    from weft.train.settings import GptSettings
+
+    (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+    sizes = {"steps": 2, "batch": 2, "length": 16, "layers": 1, "width": 32, "heads": 2, "kv_heads": 1}
+    train(
+        GptSettings(
+            out=str(tmp_path / "run"), text=str(tmp_path), device="cpu", operators="torch", optimizer="adamw", **sizes
+        )
+    )
+    model, first, second = trained.load(tmp_path / "run")
+    assert model(second).shape == (3, 17, 257)
+    y = torch.randint(257, first.shape)
+    loss = nn.functional.cross_entropy(model(first).flatten(0, 1), y.flatten(), reduction="sum")
+    assert loss.item() == pytest.approx(model.network(first, y)[0].item(), rel=1e-6)
+    status, out, err = run(str(tmp_path / "run"), "--out", str(tmp_path / "m.onnx"))
+    assert status == 0, err
+    assert out.count("equal to PyTorch") == 2
+    (next((tmp_path / "run" / "checkpoints").iterdir()) / "weft.json").write_text("{}")
+    assert "cannot be read" in run(str(tmp_path / "run"))[2]
+    assert "holds no checkpoint" in run(str(tmp_path / "run" / "checkpoints"))[2]
 
 
 class Fixed(nn.Module):

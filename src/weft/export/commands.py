@@ -11,7 +11,10 @@ import typer
 
 from weft.console import Json, out, print_json, print_line
 
-EXPECTED = "expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; it returns (module, inputs, inputs of other sizes)"
+EXPECTED = (
+    "expected the folder of weft train, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION, which returns (module, inputs, inputs "
+    "of other sizes)"
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -20,7 +23,12 @@ def register(app: typer.Typer) -> None:
 
 
 def export(
-    model: Annotated[str, typer.Argument(help="FILE.py:FUNCTION, returns (module, inputs, inputs of other sizes)")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="folder of weft train, or FILE.py:FUNCTION, which returns (module, inputs, inputs of other sizes)"
+        ),
+    ],
     path: Annotated[str, typer.Option("--out", help="the file")] = "model.onnx",
     latency: Annotated[
         bool, typer.Option("--latency", help="also time PyTorch and ONNX Runtime on this machine")
@@ -67,6 +75,11 @@ def _table(times: dict[str, float | str]) -> Any:
 
 
 def _made(model: str) -> tuple[Any, Any, Any]:
+    if Path(model).is_dir():
+        from weft.export import trained
+
+        module, first, second = trained.load(model)
+        return module, (first,), (second,)
     where, _, name = model.rpartition(":")
     if not where or not name:
         raise ValueError(f"'{model}' names no function; {EXPECTED}")

@@ -81,8 +81,8 @@ class Decoder(nn.Module):
                 into_residual = name.endswith(("out.weight", "down.weight"))
                 nn.init.normal_(p, std=0.02 / (2 * layers) ** 0.5 if into_residual else 0.02)
 
-    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, None]:
-        """Tokens and the ones after them, ``[B, S]`` → the sum of the losses ``[]`` of targets that are not -100."""
+    def hidden(self, x: Tensor) -> Tensor:
+        """Tokens ``[B, S]`` → what the head takes ``[B, S, C]``."""
         angles = torch.arange(x.shape[1], device=x.device)[:, None] * THETA ** -(
             torch.arange(0, self.head_dim, 2, device=x.device) / self.head_dim
         )  # [S, D/2]
@@ -90,7 +90,11 @@ class Decoder(nn.Module):
         h = self.embedding(x)  # [B, S, C]
         for block in self.blocks:
             h = checkpoint(block, h, cos, sin, use_reentrant=False) if self.recompute else block(h, cos, sin)
-        h = self.norm(h).flatten(0, 1)  # [B S, C]
+        return self.norm(h)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, None]:
+        """Tokens and the ones after them, ``[B, S]`` → the sum of the losses ``[]`` of targets that are not -100."""
+        h = self.hidden(x).flatten(0, 1)  # [B S, C]
         target = y.flatten()
         if self.operators == "weft":
             from weft import ops
