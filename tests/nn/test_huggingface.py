@@ -188,6 +188,17 @@ def test_a_mask_that_is_not_stored_is_made_when_it_is_asked_for(causal, how):
     assert not isinstance(mask & True, Visible) and mask.dtype == torch.bool and "causal" in repr(mask)
 
 
+@pytest.mark.parametrize("more", ["padding", "position_bias"])
+def test_packed_sequences_with_more_to_hide_or_add(more):
+    q, bias = torch.randn(2, 2, 7, 16, device=DEVICE), torch.randn(1, 2, 7, 7, device=DEVICE)
+    padding = torch.arange(7, device=DEVICE).ge(1).expand(2, 1, 1, 7) if more == "padding" else None
+    sequences = torch.tensor([0, 3, 7, 12, 14], dtype=torch.int32, device=DEVICE)
+    mask = Visible((2, 1, 7, 7), DEVICE, causal=True, padding=padding, sequences=sequences)
+    call = {} if more == "padding" else {"position_bias": bias}
+    found, wanted = (huggingface.attention(torch.nn.Module(), q, q, q, m, **call)[0] for m in (mask, mask.dense()))
+    close(found, wanted)
+
+
 def test_patterns_are_known_by_what_they_are():
     mu = masking_utils
     assert huggingface.same(mu.sliding_window_causal_mask_function(4), mu.sliding_window_causal_mask_function(4))

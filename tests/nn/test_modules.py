@@ -205,7 +205,8 @@ def test_batches_of_scaled_dot_product_attention_broadcast():
     mask = random(2, 1, 3, 5, 7) > 0
     five = (random(2, 4, 3, n, 16) for n in (5, 7, 7))
     q, k, v = five
-    close(nn.scaled_dot_product_attention(q, k, v, mask), F.scaled_dot_product_attention(q, k, v, mask))
+    for m in (mask, random(4, 3, 5, 7) > 0, random(5, 7)):
+        close(nn.scaled_dot_product_attention(q, k, v, m), F.scaled_dot_product_attention(q, k, v, m))
 
 
 def test_grouped_query_attention_is_the_layer_written_out():

@@ -142,6 +142,9 @@ def attention(
         call["window"] = (sliding_window - 1, None) if causal and sliding_window is not None else None
     bias = position_bias
     if isinstance(attention_mask, Visible):
+        more = attention_mask.padding is not None or bias is not None  # which packed sequences have no room for
+        attention_mask = attention_mask.dense() if more and attention_mask.sequences is not None else attention_mask
+    if isinstance(attention_mask, Visible):
         call |= {"causal": attention_mask.causal, "window": attention_mask.window, "mask": attention_mask.padding}
         if attention_mask.sequences is not None:
             return _of_sequences(query, key, value, attention_mask.sequences, call), None

@@ -50,7 +50,7 @@ def scaled_dot_product_attention(
         raise ValueError(f"{NAME}: query, key and value have shapes {shapes}; expected ones that broadcast") from None
     query, key, value = (t.expand(*lead, *t.shape[-own:]) for t in (query, key, value))
     shape = query.shape
-    if attn_mask is not None and attn_mask.ndim > 4:
+    if attn_mask is not None and max(attn_mask.ndim, len(shape)) > 4:
         attn_mask = attn_mask.expand(*shape[:-1], key.shape[-2]).flatten(0, -4)
     query, key, value = (_four_dimensions(t) for t in (query, key, value))
 

@@ -11,7 +11,9 @@ from refused import EITHER, bad, refused, test_it_is_refused_in_words_that_help 
 from where import DEVICE
 
 from weft import ops
-from weft.operators.attention.decode_function import decode_plan
+from weft.operators.attention.decode_dispatch import DecodeCall, unsupported
+from weft.operators.attention.decode_function import decode_plan, parts_of
+from weft.operators.launch import compiling_for
 
 pytestmark = pytest.mark.device
 close = functools.partial(torch.testing.assert_close, rtol=2e-4, atol=2e-5)
@@ -134,6 +136,18 @@ def test_decoding_token_by_token_is_causal_attention(codes, page):
     want = ops.attention(*(x.transpose(1, 2) for x in rotated), v, causal=True)
     error = (torch.cat(found, 2) - want).abs().max()
     assert error < (2e-5 if codes is None else 0.25) and (codes is None or error > 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "page"), [((16, 16, 16, 2**23), (1, 1, 1, 1), 0), ((1, 1, 1, 1), (1, 2**22, 1, 1), 511)]
+)
+def test_a_tile_that_spans_too_much_is_pytorchs(q, k, page):
+    q = torch.empty_strided((1, 2, 1, 16), q, device="meta")
+    k = torch.empty_strided((3, page, 2, 16) if page else (1, 2, 9, 16), k, device="meta")
+    named = {"page_table": torch.empty((1, 2), dtype=torch.int32, device="meta")} if page else {}
+    tensors, options = parts_of("decode", q, k, k, **named)
+    with compiling_for(90, lambda *kernel: None):
+        assert "spans 2**31 elements" in unsupported(DecodeCall(*tensors, options))
 
 
 def test_what_has_no_place_is_not_written():

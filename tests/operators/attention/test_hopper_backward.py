@@ -225,6 +225,13 @@ def test_a_block_fits(d):
     assert 192 * 1024 < hopper_backward.shared_bytes(d) <= 227 * 1024
 
 
+def test_tiles_of_a_section_are_counted_in_32_bits():
+    q, k = (torch.empty(1, h, s, 64, dtype=BF16, device="meta") for h, s in ((4, 1), (2, 2**24)))
+    call = dispatch.GradientCall(q, k, k, q, q, dispatch.options((), False, None, None, None, None, 0.0))
+    sizes = hopper_backward.HopperGradients(call).scalars[0]
+    assert sizes.section == 2 and sizes.section * sizes.key_tiles < 2**31
+
+
 def gradients(function, tensors, do, dlse, **call):
     leaves = [t.detach().clone().requires_grad_() for t in tensors]
     o, lse = function(*leaves, return_lse=True, **call)

@@ -15,7 +15,7 @@ def rotated(
 ):  # fmt: skip
     """Heads of one token, [ROWS, COLS] in fp32, of which the first R columns are rotated by the token's angles."""
     col = tl.arange(0, COLS)[None, :]
-    x = tl.load(ptr + col * col_stride, mask=inside & (col < WIDTH), other=0.0).to(tl.float32)
+    x = tl.load(ptr + col.to(tl.int64) * col_stride, mask=inside & (col < WIDTH), other=0.0).to(tl.float32)
     if R > 0:
         if INTERLEAVED:
             first, angle = col % 2 == 0, col // 2
@@ -24,7 +24,7 @@ def rotated(
             first, angle = col < R // 2, col % (R // 2)
             other = tl.where(first, col + R // 2, col - R // 2)
         turned = col < R
-        y = tl.load(ptr + other * col_stride, mask=inside & turned, other=0.0).to(tl.float32)
+        y = tl.load(ptr + other.to(tl.int64) * col_stride, mask=inside & turned, other=0.0).to(tl.float32)
         cos = tl.load(cos_ptr + angle * cos_d, mask=turned, other=1.0).to(tl.float32)
         sin = tl.load(sin_ptr + angle * sin_d, mask=turned, other=0.0).to(tl.float32)
         x = tl.where(first, x * cos - y * sin, x * cos + y * sin)
@@ -42,7 +42,7 @@ def put(
     if FORMAT != "":
         scale = tl.load(scale_ptr + h * scale_h, mask=inside, other=1.0)
         x = encode(tl.div_rn(x, scale + tl.zeros_like(x)), 0, FORMAT, False, HARDWARE)
-    tl.store(ptr + col * col_stride, x.to(ptr.dtype.element_ty), mask=mask)
+    tl.store(ptr + col.to(tl.int64) * col_stride, x.to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["tokens", "q_heads", "heads", "capacity", "pages", "q_blocks", "blocks"])

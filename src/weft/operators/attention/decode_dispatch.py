@@ -146,8 +146,10 @@ def unsupported(c: DecodeCall) -> str:
         return f"head dims {c.d} and {c.dv}; the kernels take 16 to 256"
     if c.wants_gradient:
         return "a gradient is wanted; the kernels have none"
+    if spans_too_much(c.q.stride(3)):
+        return f"q has strides {c.q.stride()}: a tile spans 2**31 elements"
     for name, t in (("k", c.k), ("v", c.v)):
-        if spans_too_much(max(1, c.page // 256) * t.stride(2), t.stride(3)):
+        if spans_too_much(max(1, triton.cdiv(c.page, 256)) * t.stride(2), t.stride(3)):
             return f"{name} has strides {t.stride()}: a tile spans 2**31 elements"
     return ""
 

@@ -87,7 +87,7 @@ class HopperGradients:
         of_head = c.group * c.query_tokens * d * (2 * 2 + 4)  # q, do, dq: what the blocks of a head of k walk
         sizes = Sizes(
             c.query_tokens, c.key_tokens, c.heads, c.group, c.batches, left, right, query_tiles, key_tiles,
-            max(1, IN_L2 // of_head),
+            min(c.batches * c.heads // c.group, max(1, IN_L2 // of_head)),
         )  # fmt: skip
         self.scale = d**-0.5 if o.scale is None else o.scale
         scale, log_scale = ctypes.c_float(self.scale), ctypes.c_float(self.scale * LOG2E)
