@@ -22,17 +22,17 @@ OFF: dict[str, Any] = {  # the run that techniques are compared with
 }  # fmt: skip
 TECHNIQUES: dict[str, dict[str, Any]] = {
     "amp bf16": {"amp": "bf16"},
-    "amp fp16 + GradScaler": {"amp": "fp16"},
+    "amp fp16": {"amp": "fp16"},
     "TF32": {"tf32": True},
     "cudnn.benchmark": {"cudnn_benchmark": True},
     "channels last": {"channels_last": True},
-    "accumulation in 2 parts": {"accumulate": 2},
-    "activation checkpointing": {"checkpoint_activations": True},
+    "accumulate 2": {"accumulate": 2},
+    "act. checkpointing": {"checkpoint_activations": True},
     "torch.compile": {"compile": True},
     "CUDA graph": {"cuda_graph": True},
     "weft operators": {"operators": "weft"},
     "weft AdamW": {"optimizer": "weft-adamw"},
-    "weft AdamW in 8 bits": {"optimizer": "weft-adamw-8bit"},
+    "weft AdamW, 8-bit": {"optimizer": "weft-adamw-8bit"},
     "prefetch, pinned": {"prefetch": True},
 }
 TOGETHER = (

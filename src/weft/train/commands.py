@@ -140,9 +140,8 @@ def _predict(settings: Settings, limit_gib: float, as_json: bool) -> None:
     if as_json:
         print_json(found.to_dict())
         return
-    table = Table(
-        title="Predicted memory at the peak of a step", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-    )
+    out.print("Predicted memory at the peak of a step")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("category")
     table.add_column("MiB", justify="right")
     for name, size in sorted(found.categories.items(), key=lambda item: -item[1]):
@@ -165,7 +164,7 @@ def _predict(settings: Settings, limit_gib: float, as_json: bool) -> None:
 def _ablate(settings: Settings, steps: int, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from weft.train import ablation
+    from weft.train import ablation, ranks
 
     rungs = ablation.ladder(settings, steps, say=told)
     files = ablation.write(rungs, settings, settings.out)
@@ -184,6 +183,8 @@ def _ablate(settings: Settings, steps: int, as_json: bool) -> None:
             speed = f"{r.speedup:.2f}x" if r.speedup else ""
             table.add_row(r.technique, f"{r.step_ms:.2f}", speed, f"{r.memory_bytes / 2**20:,.0f}", f"{r.loss:.4f}")
     out.print(table)
+    if ranks.choose_device(settings.device).type == "cpu":
+        told("memory is predicted, for PyTorch's operators: a CPU does not count it")
     told("written: " + ", ".join(map(str, files)))
 
 

@@ -65,6 +65,7 @@ def launch(job: JobFile) -> Path:
         FileNotFoundError: there is no such command.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -92,6 +93,8 @@ def launch(job: JobFile) -> Path:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // job.processes)))
     try:
         elastic_launch(config, program)(*arguments)
+    except SignalException:  # the ranks had it too, and have ended
+        raise KeyboardInterrupt from None
     except ChildFailedError as failed:
         rank, failure = failed.get_first_failure()
         how = (
@@ -102,7 +105,7 @@ def launch(job: JobFile) -> Path:
         said = sorted(logs.glob(f"weft_*/attempt_*/{failure.local_rank}/std*.log"), key=lambda p: p.stat().st_mtime)
         lines = "\n".join(line for path in said[-2:] for line in path.read_text(errors="replace").splitlines()[-TAIL:])
         raise RankFailed(
-            f"rank {rank} {how}; the other ranks were ended. Logs: {logs}. It said last:\n{lines}"
+            f"rank {rank} {how}; the other ranks were ended. Logs: {logs}. It said last:\n{lines or 'nothing'}"
         ) from None
     finally:
         for name, value in before.items():
