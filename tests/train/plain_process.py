@@ -17,7 +17,7 @@ text = root / "text"
 text.mkdir()
 for i in range(25):
     (text / f"{i:02}.txt").write_text(f"document {i}: " + "the quick brown fox jumps over the lazy dog. " * (5 + i))
-small = GptSettings(text=str(text), layers=2, width=32, heads=4, kv_heads=2, length=32, batch=8, steps=10, lr=3e-3)
+small = GptSettings(text=str(text), layers=2, width=32, heads=4, kv_heads=2, length=32, batch=8, steps=8, lr=3e-3)
 found = {}
 
 
@@ -29,7 +29,7 @@ for seed, amp in ((0, "none"), (1, "none"), (2, "none"), (0, "bf16")):
     losses = [train(gpt(operators=o, seed=seed, amp=amp), save=False).loss for o in ("weft", "torch")]
     found[f"operators {seed} {amp}"] = losses
 
-for optimizer in ("weft-adamw", "weft-adamw-8bit", "weft-muon"):
+for optimizer in ("weft-adamw", "weft-adamw-8bit"):
     whole = gpt(optimizer=optimizer, steps=4, out=str(root / optimizer / "whole"))
     part = gpt(optimizer=optimizer, steps=4, checkpoint_every=2, out=str(root / optimizer / "part"))
     one, _ = train(whole), train(part)

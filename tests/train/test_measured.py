@@ -9,7 +9,7 @@ import torch
 
 from weft.train import ablation, flops, memory
 from weft.train.jobs import job
-from weft.train.settings import CnnSettings, GptSettings
+from weft.train.settings import GptSettings
 
 PYTORCH = {"operators": "torch", "optimizer": "adamw", "device": "cpu"}
 
@@ -71,6 +71,7 @@ def test_flops_are_those_of_the_products(settings):
     assert flops.of_step(made, 8) == pytest.approx(linear + attention, rel=0.01)
 
 
+@pytest.mark.long
 def test_ladder_has_each_technique_alone(settings, monkeypatch):
     kept = {
         k: ablation.TECHNIQUES[k] for k in ("amp bf16", "TF32", "channels last", "act. checkpointing", "CUDA graph")
@@ -109,7 +110,3 @@ def test_commands_print_them(command, settings, monkeypatch):
     assert status == 0 and printed.startswith("Predicted memory at the peak of a step\n")
     assert re.search(r"Activation +2\.0 *\n.*Parameter +1\.0 *\n.*total +3\.0 *\n", printed, re.DOTALL)
     assert re.search(r"does not fit into 0\.00 GiB; with one switch it would:\n +--amp bf16 +1\.0 MiB", printed)
-
-
-def test_images_too():
-    assert memory.predict(CnnSettings(**PYTORCH)).categories["Buffer"] > 0
