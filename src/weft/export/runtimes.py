@@ -73,5 +73,7 @@ def _session(runtime: Any, path: Any, provider: str, inputs: Sequence[Any]) -> C
         "session.intra_op.allow_spinning", "0"
     )  # idle threads would slow the other runtimes
     session = runtime.InferenceSession(str(path), options, providers=[provider])
+    if provider not in session.get_providers():  # it falls back to the CPU when a library is missing
+        raise RuntimeError(f"{provider} could not be loaded")
     given = dict(zip((i.name for i in session.get_inputs()), (t.numpy() for t in inputs), strict=True))
     return lambda: session.run(None, given)

@@ -159,6 +159,8 @@ def test_a_label_of_the_columns_that_fill_up_a_row_is_one_of_no_class(dtype, red
         torch.testing.assert_close(ignored[0].double(), wanted, rtol=2e-2, atol=2e-2)
         for got, want in zip(ignored[1:], gradients, strict=False):
             torch.testing.assert_close(got.double(), want, rtol=2e-2, atol=2e-2 * float(want.abs().max()))
+        of_none = ops.linear_cross_entropy_with_gradient(x, weight, target, ignore_index=40, **options)
+        assert of_none[1][5].isnan().all() == (label != 40)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,23 @@ def test_no_zeros_are_made_for_the_integers_of_a_route(monkeypatch):
     assert found == [(None,) * 4]
 
 
+class Undefined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return None
+
+
+def test_a_route_whose_weights_are_read_without_a_gradient_has_none():
+    logits = random(9, 7).requires_grad_()
+    weights = triton("route_top_k")(logits, 2).weights
+    (got,) = torch.autograd.grad(Undefined.apply(weights).sum() + logits.sum(), logits)
+    assert bool((got == 1).all())
+
+
 @pytest.mark.parametrize(("tokens", "experts", "k"), [(300, 20, 3), (70, 130, 2), (40, 3, 3)])
 def test_places_are_a_permutation_over_several_blocks(tokens, experts, k):
     found = triton("route_top_k")(random(tokens, experts), k)

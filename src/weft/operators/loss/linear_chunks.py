@@ -152,7 +152,7 @@ class Rows:
             beyond = self.target >= self.v
             if options.ignore_index >= self.v:
                 beyond &= self.target != options.ignore_index
-            self.target = self.target.masked_fill(beyond, self.columns)
+            self.target = self.target.masked_fill(beyond, self.columns + (options.ignore_index == self.columns))
         self.losses = torch.empty(t, device=device, dtype=torch.float32)
         self.stats = torch.empty(2 * min(call.rows, t), device=device, dtype=torch.float32)
         sums = label_plans.of((call.target, call.w), call.weight.shape[0], call.options, self.has_weight)

@@ -33,7 +33,9 @@ class Route(KernelFunction):
         return weights, experts, offsets, source, position
 
     @staticmethod
-    def backward(ctx: Any, dweights: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dweights: Tensor | None, *others: Any) -> tuple[Tensor | None, ...]:
+        if dweights is None:  # what read the weights has no gradient of them
+            return (None,) * 5
         logits, experts, bias = ctx.saved_tensors
         if torch.is_grad_enabled():
             k = experts.shape[1]
