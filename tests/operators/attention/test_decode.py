@@ -79,6 +79,16 @@ def test_a_plan_fills_its_slots_evenly():
     assert plan.first.tolist() == [0, 1, 2, 3, 4, 5, 6, 1]
 
 
+def test_a_plan_is_of_the_dtypes_that_autocast_gives():
+    q, k, lengths = random(2, 4, 1, 16, dtype=torch.float16), random(2, 2, 70, 16), ints(70, 7)
+    with torch.autocast(DEVICE, torch.float16):
+        found, wanted = (
+            ops.decode_attention(q, k, k, lengths=lengths, plan=p) for p in (decode_plan(q, k, k, lengths), None)
+        )
+    assert found.dtype == torch.float16
+    close(found, wanted, rtol=2e-3, atol=2e-3)
+
+
 @pytest.mark.parametrize("page", [0, 16])
 def test_the_bits_of_a_sequence_do_not_depend_on_the_batch(page):
     q, k, v = random(4, 4, 1, 16), random(4, 2, 1200, 16, seed=1), random(4, 2, 1200, 16, seed=2)

@@ -166,6 +166,7 @@ def decode_plan(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, **named: Any) 
         TypeError, ValueError: as the call does.
     """
     operator = "decode_attention" if named.get("page_table") is None else "paged_decode_attention"
+    q, k, v = cast_for_products(q, k, v)
     tensors, options = parts_of(operator, q, k, v, lengths=lengths, **named)
     plan = plan_of(DecodeCall(*tensors, options))
     plan.update(lengths)
