@@ -3,6 +3,8 @@
 import gzip
 import json
 import sqlite3
+from decimal import Decimal
+from random import Random
 
 import pytest
 from made_traces import ELEMENTWISE, GEMM, MadeTrace
@@ -90,6 +92,59 @@ def test_events_that_cannot_be_used_are_counted_and_the_rest_is_read(tmp_path):
     }
     assert sum(r.time_us for r in p.rows) == 15
     assert min(times(p.to_dict())) >= 0
+
+
+ODD = [
+    None,
+    True,
+    -1,
+    0,
+    1e30,
+    -1e30,
+    float("nan"),
+    float("inf"),
+    "",
+    "x",
+    [],
+    {},
+    [1],
+    {"a": 1},
+    2**70,
+    Decimal("1e25"),
+]
+
+
+def test_any_value_in_any_place_is_read_without_a_negative_or_infinite_time():
+    for seed in range(150):
+        random = Random(seed)
+        t = MadeTrace()
+        for i in range(3):
+            t.step(i, 1000 * i, 1000)
+            t.op(
+                "aten::convolution",
+                1000 * i,
+                20,
+                [(2, 3, 8, 8), (4, 3, 3, 3)],
+                **{"Concrete Inputs": ["", "", "", "[1, 1]"]},
+            )
+            t.op("autograd::engine::evaluate_function: X", 1000 * i + 50, 50, tid=2, **{"Sequence number": 3})
+            t.kernel(1000 * i + 5, 1000 * i + 10, 30, ELEMENTWISE)
+            t.copy(1000 * i + 20, 1000 * i + 500, 100)
+            t.memory(1000 * i + 7, 64, i, 64 * i)
+        for _ in range(random.randint(1, 6)):
+            event = random.choice(t.events)
+            inside = (
+                event["args"] if random.random() < 0.5 and event.get("args") and type(event["args"]) is dict else event
+            )
+            inside[random.choice(list(inside))] = random.choice(ODD)
+        try:
+            p = analyse(kineto.parse(t.data(), "t.json"))
+        except ValueError:
+            continue
+        found = p.to_dict()
+        json.dumps(found, allow_nan=False)
+        del found["memory"]  # whose bytes and times are the trace's
+        assert min(times(found)) >= 0
 
 
 def test_spans_that_overlap_on_a_thread_give_no_negative_own_time():

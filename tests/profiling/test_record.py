@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import subprocess
 import sys
 import time
 
@@ -106,17 +105,17 @@ def test_outside_of_its_active_steps_a_step_costs_microseconds():
         assert time.perf_counter() - began < 0.1
 
 
-def command(*words: str, cwd) -> subprocess.CompletedProcess:
-    line = [sys.executable, "-m", "weft", "profile", *words]
-    return subprocess.run(line, cwd=cwd, capture_output=True, text=True, timeout=120)
+def test_a_command_is_profiled_and_its_page_written(tmp_path, monkeypatch, capfd):
+    from weft import cli
 
-
-def test_a_command_is_profiled_and_its_page_written(tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
-    ran = command("--json", "--", sys.executable, "-u", "train.py", "--lr", "1", cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    assert "arguments ['--lr', '1'] __main__" in ran.stderr
-    (found,) = json.loads(ran.stdout)["profiles"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["weft", "profile", "--json", "--", sys.executable, "-u", "train.py", "--lr", "1"])
+    status = cli.main()
+    out, err = capfd.readouterr()
+    assert status == 0, err
+    assert "arguments ['--lr', '1'] __main__" in err
+    (found,) = json.loads(out)["profiles"]
     assert len(found["steps"]) == 3
     assert {r["phase"] for r in found["rows"]} >= {"forward", "backward", "optimizer"}
     assert sum(r["calls"] for r in found["rows"] if r["operator"] == "aten::addmm" and r["phase"] == "forward") == 6

@@ -181,6 +181,15 @@ def test_a_loss_over_many_classes_is_worth_fusing(classes, expected):
     assert gain(t.profile(), "Fuse the loss") == (expected and pytest.approx(expected))
 
 
+@pytest.mark.parametrize(("length", "expected"), [(512, 0.3), (16, None)])
+def test_scores_that_are_stored_ask_for_fused_attention(length, expected):
+    t = MadeTrace()
+    t.step(1, 0, 1000)
+    t.op("aten::_softmax", 0, 20, [(2, 4, length, length)])
+    t.kernel(5, 20, 300, "softmax_warp_forward")
+    assert gain(t.profile(), "Fuse attention") == (expected and pytest.approx(expected))
+
+
 def test_layout_conversions_ask_for_channels_last():
     t = MadeTrace()
     t.kernel(0, 10, 50, "void cudnn::ops::nchwToNhwcKernel<float, float>(cudnn::Tensor)")

@@ -255,6 +255,27 @@ def _elements(w: Work) -> int:
     return shape[0] * shape[1] if len(shape) == 2 else 0
 
 
+def stored_scores(case: Case) -> Iterator[Advice]:
+    """Softmax over [B, H, S, S] scores: attention that is not fused."""
+    names = ("_softmax", "_softmax_backward_data", "_safe_softmax")
+    work = [w for w in case.work if w.op is not None and w.op.name.removeprefix("aten::") in names and _scores(w)]
+    if work:
+        yield Advice(
+            "Fuse attention",
+            f"scores of up to {max(map(_scores, work)):,} numbers are stored between two products and a softmax",
+            "weft.ops.attention, or torch.nn.functional.scaled_dot_product_attention with a mask that its fused kernels take",
+            case.ms(sum(w.ns for w in work)),
+            "the time of the softmax, forward and backward; masks, scaling and the scores' traffic in the products come on top",
+        )
+
+
+def _scores(w: Work) -> int:
+    dims = w.op.args.get("Input Dims") if w.op is not None else None
+    shape = dims[0] if isinstance(dims, list) and dims and isinstance(dims[0], list) else []
+    fits = len(shape) == 4 and all(isinstance(n, int) and n > 0 for n in shape) and min(shape[2:]) >= 128
+    return shape[0] * shape[1] * shape[2] * shape[3] if fits else 0
+
+
 def layouts(case: Case) -> Iterator[Advice]:
     work = [w for w in case.work if "nchwToNhwc" in short(w.span.name) or "nhwcToNchw" in short(w.span.name)]
     yield Advice(
@@ -292,6 +313,7 @@ RULES: tuple[Rule, ...] = (
     optimizer_launches,
     elementwise_chains,
     unfused_loss,
+    stored_scores,
     layouts,
     host_only,
 )
