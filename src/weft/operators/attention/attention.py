@@ -14,11 +14,12 @@ from weft.operators import peers
 from weft.operators.attention.dispatch import BACKWARD, FORWARD, NAME, result_like
 from weft.operators.attention.function import PUBLIC, attention_hopper, attention_triton, launched, parts_of, with_seed
 from weft.operators.attention.mistakes import LEAVES, MISTAKES
+from weft.operators.attention.operator import by_operator
 from weft.operators.attention.peers import fa3, flex, in_torch, same_as_torchs
 from weft.operators.attention.points import SCORES, SHAPES, VIEWS, cost, gradient_terms, inputs
 from weft.operators.attention.reference import reference
 from weft.operators.attention.score import Score
-from weft.operators.call import Choice, cast_for_products, eager, guarded
+from weft.operators.call import Choice, cast_for_products, eager, guarded, traced
 from weft.operators.checks import check_flag, is_number
 from weft.operators.dropout.seeds import check_seed
 from weft.operators.hopper.gemm import ON_HOPPER
@@ -214,7 +215,7 @@ def attention_function(
         "bias": bias, "score": score, "dropout": dropout, "seed": seed, "offset": offset, "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k, "return_lse": return_lse, "deterministic": deterministic,
     }  # fmt: skip
-    tensors = (t for t in (mask, bias, sinks, alibi, cu_seqlens_q, cu_seqlens_k) if t is not None)
+    tensors = tuple(t for t in (mask, bias, sinks, alibi, cu_seqlens_q, cu_seqlens_k) if t is not None)
     usual = (
         isinstance(return_lse, bool) and is_number(dropout) and not (isinstance(alibi, Tensor) and alibi.requires_grad)
     )
@@ -229,4 +230,6 @@ def attention_function(
     if choice == "torch":
         one = torch.compiler.is_compiling() and same_as_torchs(q, k, **named)
         return (in_torch if one else reference)(q, k, v, **named)
+    if traced(q, k, v, *tensors):
+        return by_operator(parts_of(q, k, v, **named), return_lse)
     return launched(parts_of(q, k, v, **named), return_lse, PUBLIC)

@@ -21,7 +21,7 @@ from weft.operators.checks import (
 )
 from weft.operators.configs import Config, Configurations, bucket, constants_of, grid_of
 from weft.operators.cuda import shared_limit
-from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
 from weft.operators.dropout.philox import GROUP
 from weft.operators.dropout.seeds import scale_of, threshold_of
 from weft.operators.launch import INTERPRETING, Plan
@@ -181,6 +181,18 @@ class AttentionCall(Call):
     def usual_queries(self) -> int:
         """Of a head of a batch, or of packed sequences' mean."""
         return self.query_tokens // (self.batches if self.packed else 1)
+
+    @property
+    def one_operator(self) -> bool:
+        """Whether ``torch.ops.weft.attention`` has all that the call asks for."""
+        return self.options.score is None and not self.options.threshold
+
+    @property
+    def sdpa(self) -> bool:
+        """Whether PyTorch's attention means the same."""
+        o = self.options
+        plain = not o.names and o.left is None and o.softcap is None
+        return plain and (o.right is None or (o.right == 0 and self.query_tokens == self.key_tokens))
 
     @property
     def slopes_need_gradients(self) -> bool:
@@ -438,7 +450,12 @@ TRITON = "tiles of scores stay on chip (online softmax); every mask, bias and st
 FORWARD = Dispatch(
     AttentionCall,
     ON_CPU,
-    TRACED,
+    Route(
+        "torch",
+        lambda c: c.traced and not c.one_operator,
+        "traced, with dropout or a score function: PyTorch's operators",
+    ),
+    Route("torch", lambda c: c.traced and c.sdpa and c.sm < 90, "traced, before Hopper: PyTorch's attention"),
     EMPTY,
     Route(
         "torch",
@@ -447,6 +464,12 @@ FORWARD = Dispatch(
     ),
     Route("torch", lambda c: c.no_kernel != "", "head dims below 16 or above 256, for which there is no kernel"),
     Route("torch", lambda c: unsupported(c) != "", "strides so long that a tile spans 2**31 elements"),
+    Route(
+        "triton",
+        lambda c: c.traced,
+        "traced: one operator for the compiler, whose kernel is chosen when it runs",
+        forward_launch,
+    ),
     Route(
         "hopper",
         lambda c: c.usual_queries > 64 or c.batches * c.heads <= 128,

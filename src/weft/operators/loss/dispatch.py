@@ -541,7 +541,8 @@ FACTORS = "the gradients need each row's factor: made in backward, a chunk of to
 SCALED = "float16 would underflow without the loss scale: made in backward, by chunks"
 
 LINEAR_FORWARD = Dispatch(
-    checked, ON_CPU, EMPTY, Route("torch", lambda c: c.traced, HELD),
+    checked, ON_CPU, EMPTY, Route("torch", lambda c: c.traced and c.scaled_later, HELD),
+    Route("chunked", lambda c: c.traced, "traced: one operator for the compiler, which alone holds all logits", lambda c: True),
     Route("chunked", lambda c: not c.wanted and (c.x.dtype == torch.float32 or not c.aligned),
           "fp32, or rows that do not begin on 16 bytes: a chunk at a time by cuBLAS, of copies", lambda c: True),
     Route("triton", lambda c: not c.wanted, "no gradient is needed: no logit is written", lambda c: True),

@@ -29,6 +29,7 @@ from weft.operators.loss.linear_chunks import (
     loss_and_logits,
     scaled,
 )
+from weft.operators.loss.linear_operator import by_operator
 from weft.operators.loss.linear_statistics import loss_plans
 from weft.operators.loss.reference import Options, wide
 from weft.operators.matmul.dispatch import default_precision
@@ -434,7 +435,8 @@ def linear_cross_entropy_function(
     In eager mode logits of one chunk stay in memory until backward. Of more chunks, the gradients of a mean or sum are made
     with the loss (three products in all), except for float16; else in backward, from logits that are made again (four).
     Without a gradient wanted logits are written a chunk at a time in float32 and where rows of x or weight do not begin on
-    16 bytes, else none.
+    16 bytes, else none. A compiler sees one operator, whose gradients of a mean or sum are made with the loss; of float16 and
+    of "none" it sees PyTorch's formulas, with all logits.
     """
     x, weight, bias = cast_for_products(x, weight, bias)
     options = Options(ignore_index, label_smoothing, z_loss, soft_cap, reduction)._asdict()
@@ -443,4 +445,6 @@ def linear_cross_entropy_function(
     if chosen == "torch":
         return reference(x, weight, target, **named)
     call = linear_call(x, weight, target, **named)
+    if call.traced:
+        return by_operator(call)
     return differentiable(LinearCrossEntropy, call.x, call.weight, call.bias, call, chosen)
