@@ -263,6 +263,7 @@ REFUSED = [
     bad("append_to_cache", ValueError, "'cos'; (4, 8); 8 positions", NEW, NEW, CACHE, OTHER, TWO, cos=x(4, 8), sin=x(4, 8)),
     bad("append_to_cache", ValueError, "'k_scale'; float32; no codes", NEW, NEW, CACHE, OTHER, TWO, k_scale=x(), v_scale=x()),
     bad("append_to_cache", ValueError, "'k'; gradient; detach", x(2, 2, 1, 16).requires_grad_(), NEW, CACHE, OTHER, TWO),
+    bad("append_to_cache", ValueError, "'v_cache'; gradient; detach", NEW, NEW, CACHE, x(2, 2, 8, 16).requires_grad_(), TWO),
 ]  # fmt: skip
 
 

@@ -121,7 +121,8 @@ class AppendCall(Call):
                     raise ValueError(
                         f"{NAME}: argument '{name}' beside a cache of {k.dtype}; expected None: it holds no codes"
                     )
-        for name, t in (("k", k), ("v", self.v), ("q", given.get("q"))):
+        of_cache = (("k_cache", self.k_cache), ("v_cache", self.v_cache))
+        for name, t in (("k", k), ("v", self.v), ("q", given.get("q")), *of_cache):
             if t is not None and t.requires_grad and torch.is_grad_enabled():
                 raise ValueError(
                     f"{NAME}: argument '{name}' requires a gradient, which a cache does not keep; expected '{name}'.detach(), "

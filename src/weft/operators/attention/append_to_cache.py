@@ -284,7 +284,7 @@ def append_to_cache_function(
 
     Raises:
         TypeError: tensors of other dtypes, an ``interleaved`` that is no bool.
-        ValueError: shapes or devices that do not fit, caches whose elements share memory, a k, v or q that wants a gradient.
+        ValueError: shapes or devices that do not fit, caches whose elements share memory, a tensor that wants a gradient.
     """
     named: dict[str, Any] = {
         "q": q, "cos": cos, "sin": sin, "interleaved": interleaved, "k_scale": k_scale, "v_scale": v_scale,
