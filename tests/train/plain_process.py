@@ -46,7 +46,7 @@ for optimizer in ("weft-adamw", "weft-adamw-8bit"):
     same = all(torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in zip(*held, strict=True))
     found[f"resume {optimizer}"] = [one.loss[2:] == rest.loss and len(rest.loss) == 2, same, len(held[0])]
 
-digits = train(CnnSettings(out=str(root / "digits"), epochs=15))
+digits = train(CnnSettings(out=str(root / "digits"), epochs=12))
 found["digits"] = [digits.accuracy, digits.seconds]
 found["interpreted"] = ["triton.runtime.interpreter" in sys.modules]
 sys.stdout.write(json.dumps(found))

@@ -135,7 +135,12 @@ def test_digits_reach_98_percent(plain):
 
 @pytest.mark.parametrize(
     "switch",
-    [{"accumulate": 3}, {"checkpoint_activations": True}, {"prefetch": False}, {"amp": "fp16"}],
+    [
+        {"accumulate": 3},
+        {"checkpoint_activations": True},
+        {"prefetch": False},
+        pytest.param({"amp": "fp16"}, marks=pytest.mark.long),
+    ],
     ids=str,
 )
 def test_switch_changes_no_loss(gpt, switch):

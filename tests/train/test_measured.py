@@ -23,6 +23,7 @@ def settings(tmp_path, monkeypatch):
     return GptSettings(text=str(text), out=str(tmp_path / "run"), **sizes, **PYTORCH)
 
 
+@pytest.mark.long
 def test_prediction_by_category_and_what_would_fit(settings):
     found = memory.predict(settings)
     parameters = sum(p.numel() for p in job(settings).build().parameters())

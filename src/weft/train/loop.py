@@ -77,6 +77,8 @@ def train(
     device = ranks.choose_device(settings.device)
     if settings.cuda_graph and device.type != "cuda":
         raise ValueError("cuda_graph needs a GPU; this run is on a CPU")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     with ranks.group(settings.parallel, device), techniques.backends(settings):
         return Run(settings, device, save, on_step).go()
 

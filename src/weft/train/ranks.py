@@ -71,8 +71,6 @@ def group(parallel: str, device: torch.device) -> Iterator[None]:
     if dist.is_initialized():  # the caller's
         yield
         return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo", device_id=device if device.type == "cuda" else None
     )
