@@ -43,8 +43,11 @@ def paged(cache, page, seed=0):
 def test_pages_a_cache_and_attention_agree(page, group, s):
     q, k, v = random(3, 2 * group, s, 16), random(3, 2, 70, 16, seed=1), random(3, 2, 70, 16, seed=2)
     lengths, call = ints(70, 1, 37), {"window": (40, None), "softcap": 3.0, "return_lse": True}
-    o, lse = ops.decode_attention(q, k, v, lengths=lengths, **call)
-    pages = [paged(t, page) for t in (k, v)]
+    k_left, v_left = k.clone(), v.clone()
+    for t in (k_left, v_left):
+        t[0, :, : 70 - s - 40] = torch.nan  # before the window: freed pages may be another sequence's
+    o, lse = ops.decode_attention(q, k_left, v_left, lengths=lengths, **call)
+    pages = [paged(t, page) for t in (k_left, v_left)]
     close(ops.paged_decode_attention(q, pages[0][0], pages[1][0], pages[0][1], lengths, **call), (o, lse))
     for b, n in enumerate(lengths.tolist()):
         one = ops.attention(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n], causal=True, **call)

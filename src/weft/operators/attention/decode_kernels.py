@@ -230,6 +230,8 @@ def attend_part(
     for n in tl.range(start, stop, N):
         token = n + tl.arange(0, N)
         there = inside_of(n, stop, page, PAGE, N)
+        if LEFT:  # what lies before the window may be NaN, or another sequence's by now
+            there &= length - queries - token <= left
         k_rows = rows_of(n, page, k_b, k_s, PAGE, N)
         v_rows = k_rows if ALIKE else rows_of(n, page, v_b, v_s, PAGE, N)
         if PAGE > 0:  # one tile ahead: addresses wait for nothing
