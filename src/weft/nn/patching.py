@@ -95,7 +95,7 @@ def patch(model: torch.nn.Module, *, skip: Collection[str] = ()) -> Patch:
         if why_not:
             left[part, cls, why_not] += 1
         else:
-            replaced[part, cls, f"weft.ops.{BY[part]}"] += 1
+            replaced[part, cls, f"weft.ops: {BY[part]}"] += 1
     for one in _outermost(model):
         layers = [type(m).__name__ for m in one.modules() if (part_of(m) or ("", ""))[1] == "rotary"]
         if not layers:
@@ -103,7 +103,7 @@ def patch(model: torch.nn.Module, *, skip: Collection[str] = ()) -> Patch:
         if why_not := "skipped" if "attention" in skip else _replace_attention(one):
             left["attention", layers[0], why_not] += len(layers)
         else:
-            replaced["attention", layers[0], f"weft.ops.{BY['attention']}"] += len(layers)
+            replaced["attention", layers[0], f"weft.ops: {BY['attention']}"] += len(layers)
     return Patch(model, _lines(replaced), _lines(left))
 
 
