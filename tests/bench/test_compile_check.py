@@ -45,7 +45,7 @@ def test_cuda_and_both_directions_are_compiled():
     for r in results:
         kernels[r["implementation"], r["direction"], r["arch"]].add(r["kernel"])
     for arch in ("sm_80", "sm_90"):
-        assert kernels["triton", "forward", arch] == {"softmax_rows", "softmax_long_rows"}
+        assert kernels["triton", "forward", arch] == {"softmax_rows", "softmax_long_rows", "softmax_vectors"}
         assert kernels["triton", "backward", arch] == {"softmax_backward_rows", "softmax_backward_long_rows"}
     assert ("cuda", "forward", "sm_80") not in kernels  # declared for sm_90 and later
     assert all("softmax_cluster" in name for name in kernels["cuda", "forward", "sm_90"])

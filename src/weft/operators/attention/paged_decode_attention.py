@@ -63,6 +63,7 @@ paged_decode_attention = Operator(
             *(workload("bf16", **LLAMA, B=4, T=8192, page=p, lengths="half") for p in (1, 16, 256)),
             workload("bf16", **LLAMA, B=4, T=8192, page=16, cache="fp8", scales="one", plan=True),
             workload("fp16", B=4, H=8, S=4, T=8192, D=64, page=16, left=1000, sinks=True),
+            workload("fp32", **LLAMA, B=4, T=8192, page=16),
         ],
         "model": [workload("bf16", **LLAMA, B=64, T=4096, page=16)],
     },
