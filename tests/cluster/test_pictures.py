@@ -368,6 +368,9 @@ def test_a_window_far_from_the_first_arrival_has_days_and_clock_times(visit, tmp
     result = simulate(Jobs(submit, np.full(602, 600.0), np.ones(602, int)), Cluster.parse("20x8"), "fifo")
     page = visit(write(tmp_path / "a.html", [result]), 400)
     draw(page, page.locator("#bars-0"))
+    page.wait_for_function(
+        "() => document.querySelector('[role=status]').textContent.includes(' to ')"
+    )  # after the bars
     status = page.locator("[role=status]").first.text_content().replace("\u202f", " ")
     assert re.search(r"35 d 15:\d\d to 35 d 15:\d\d$", status)
     axis = (

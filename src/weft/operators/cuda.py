@@ -49,6 +49,7 @@ def _ok(result: tuple[Any, ...], what: str) -> Any:
 
 
 _of_thread = threading.local()
+_launching = threading.Lock()
 
 
 def driver() -> Any:
@@ -188,10 +189,12 @@ class CudaPlan:
         if self._ready is None:
             self._ready = self._prepare(tensors[0].device)
         config, kernel = self._ready
-        config.hStream = torch._C._cuda_getCurrentRawStream(tensors[0].get_device())
         values = [*(ctypes.c_void_p(t.data_ptr()) for t in tensors), *self.scalars]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        _ok(cuda.cuLaunchKernelEx(config, kernel, ctypes.addressof(pointers), 0), f"launching {self.expression}")
+        with _launching:  # threads share config, and each has its stream
+            config.hStream = torch._C._cuda_getCurrentRawStream(tensors[0].get_device())
+            result = cuda.cuLaunchKernelEx(config, kernel, ctypes.addressof(pointers), 0)
+        _ok(result, f"launching {self.expression}")
 
     def _prepare(self, device: torch.device) -> tuple[Any, Any]:
         cuda = driver()

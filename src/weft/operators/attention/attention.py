@@ -16,7 +16,7 @@ from weft.operators.attention.function import PUBLIC, attention_hopper, attentio
 from weft.operators.attention.mistakes import LEAVES, MISTAKES
 from weft.operators.attention.operator import by_operator
 from weft.operators.attention.peers import fa3, flex, in_torch, same_as_torchs
-from weft.operators.attention.points import SCORES, SHAPES, VIEWS, cost, gradient_terms, inputs
+from weft.operators.attention.points import OPTIONS, SCORES, SHAPES, cost, gradient_terms, inputs
 from weft.operators.attention.reference import reference
 from weft.operators.attention.score import Score
 from weft.operators.call import Choice, cast_for_products, eager, guarded, traced
@@ -37,16 +37,7 @@ attention = Operator(
     reference=reference,
     cost=cost,
     options={
-        "layout": VIEWS,
-        "kv_heads": range(1, 2**16),
-        "dv": range(1, 2**16),
-        "causal": (False, True),
-        "left": range(-1, 2**31),
-        "right": range(-1, 2**31),
-        "scale": range(-(2**16), 2**16),
-        "softcap": range(1, 2**16),
-        "sinks": (False, True),
-        "alibi": ("heads", "batches"),
+        **OPTIONS,
         "mask": tuple(SHAPES),
         "bias": tuple(SHAPES),
         "hidden": (False, True),
@@ -55,8 +46,6 @@ attention = Operator(
         "seed": ("number", "tensor"),
         "packed": (False, True),
         "ahead": range(2**16),
-        "lse": (False, True),
-        "times": range(1, 2**10),
     },
     differentiable=LEAVES,
     # terms: products over a head dim, and keys, or for dk and dv the queries of a group; probabilities and their gradients are

@@ -55,16 +55,16 @@ def check_contents(operator: str, k: Tensor, given: dict[str, Tensor]) -> None:
     table, lengths = given.get("page_table"), given.get("lengths")
     capacity = k.shape[2] if table is None else table.shape[1] * k.shape[1]
     if lengths is not None:
-        wrong = lambda t: (t < 0) | (t > capacity)  # noqa: E731
         check_values(
-            operator, "lengths", lengths, wrong, flag="checked", expected=f"0 … {capacity}, what there is room for"
-        )
+            operator, "lengths", lengths, lambda t: (t < 0) | (t > capacity),
+            flag="checked", expected=f"0 … {capacity}, what there is room for",
+        )  # fmt: skip
     if table is not None and lengths is not None:
         pages, start = k.shape[0], torch.arange(table.shape[1], device=table.device) * k.shape[1]
-        wrong = lambda t: ((t < 0) | (t >= pages)) & (start < lengths[:, None])  # noqa: E731
         check_values(
-            operator, "page_table", table, wrong, flag="checked", expected=f"0 … {pages - 1} within the lengths"
-        )
+            operator, "page_table", table, lambda t: ((t < 0) | (t >= pages)) & (start < lengths[:, None]),
+            flag="checked", expected=f"0 … {pages - 1} within the lengths",
+        )  # fmt: skip
 
 
 @torch.library.custom_op("weft::decode_attention", mutates_args=())

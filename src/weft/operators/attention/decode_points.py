@@ -9,7 +9,7 @@ from torch import Tensor
 from weft.definition import BYTES, Cost, Workload
 from weft.operators.attention.decode_function import decode_plan
 from weft.operators.attention.decode_reference import positions
-from weft.operators.attention.points import VIEWS
+from weft.operators.attention.points import OPTIONS as EVERY
 from weft.operators.random_inputs import random_tensor
 
 # B batch, H heads of q, G heads of the cache, S queries, T keys that the cache has room for, D and Dv head dims
@@ -23,23 +23,12 @@ AXES = {
     "D": "head dim",
 }
 OPTIONS = {
-    "layout": VIEWS,
-    "kv_heads": range(1, 2**16),
-    "dv": range(1, 2**16),
+    **EVERY,
     "lengths": ("uneven", "half"),
-    "causal": (False, True),
-    "left": range(-1, 2**31),
-    "right": range(-1, 2**31),
-    "scale": range(-(2**16), 2**16),
-    "softcap": range(1, 2**16),
-    "sinks": (False, True),
-    "alibi": ("heads", "batches"),
     "cache": tuple(CACHES),
     "scales": ("one", "heads"),
-    "lse": (False, True),
     "invariant": (False, True),
     "plan": (False, True),
-    "times": range(1, 2**10),
 }
 PAGED_OPTIONS = {**OPTIONS, "page": range(1, 2**16), "holes": (False, True)}
 

@@ -33,6 +33,20 @@ def _near(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
 
 SCORES = {"near": Score(_near_kernel, _near, _near_gradient)}
 VIEWS = ("contiguous", "transposed", "sliced", "strided", "unaligned", "expanded")
+OPTIONS = {  # of every attention
+    "layout": VIEWS,
+    "kv_heads": range(1, 2**16),
+    "dv": range(1, 2**16),
+    "causal": (False, True),
+    "left": range(-1, 2**31),
+    "right": range(-1, 2**31),
+    "scale": range(-(2**16), 2**16),
+    "softcap": range(1, 2**16),
+    "sinks": (False, True),
+    "alibi": ("heads", "batches"),
+    "lse": (False, True),
+    "times": range(1, 2**10),
+}
 SHAPES = {  # of masks and biases
     "full": lambda b, h, s, t: (b, h, s, t),
     "heads": lambda b, h, s, t: (b, 1, s, t),
