@@ -113,6 +113,15 @@ def compare(
             worker.join()
 
 
+def _lost_device(error: RuntimeError) -> bool:
+    try:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+    except torch.AcceleratorError:
+        return True
+    return isinstance(error, torch.AcceleratorError)
+
+
 def _release() -> None:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -165,7 +174,11 @@ def _work(
             sender.send(Without(at, lost.implementation))
             lock.leave()
             os._exit(LOST_DEVICE)
-        except torch.AcceleratorError as error:  # after a kernel's fault the process cannot use the device
+        except (
+            RuntimeError
+        ) as error:  # after a kernel's fault the process cannot use the device: cuBLAS may say so first
+            if not _lost_device(error):
+                raise
             sender.send(f"{name} {direction} at {w} {w.dtype} is left out: {str(error).splitlines()[0]}")
             sender.send((at, []))
             lock.leave()

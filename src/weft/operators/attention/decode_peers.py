@@ -9,6 +9,7 @@ from torch import Tensor
 
 from weft.definition import Declined
 from weft.operators.attention.decode_reference import decode, dequantized, gathered, known, paged_decode, positions
+from weft.operators.attention.peers import aligned
 
 
 def in_torch(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
@@ -18,6 +19,7 @@ def in_torch(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
     lengths, window, alibi, there = (named.get(n) for n in ("lengths", "window", "alibi", "there"))
     causal = named.get("causal", True)
     k, v = dequantized(k, named.get("k_scale"), q.dtype), dequantized(v, named.get("v_scale"), q.dtype)
+    q, k, v = (aligned(t) for t in (q, k, v))
     attend = functools.partial(
         F.scaled_dot_product_attention, scale=named.get("scale"), enable_gqa=q.shape[1] != k.shape[1]
     )
@@ -60,7 +62,7 @@ def paged_fa3(q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, *
 
 
 def _fa3(q: Tensor, k: Tensor, v: Tensor, page_table: Tensor | None, named: dict[str, Any]) -> Any:
-    from flash_attn_interface import flash_attn_with_kvcache
+    from fa3_fwd_interface import flash_attn_with_kvcache
 
     asked = _plain(named, {"window", "scale", "softcap"})
     if q.dtype == torch.float32 or k.dtype != q.dtype:

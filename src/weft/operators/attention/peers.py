@@ -24,15 +24,16 @@ def in_torch(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
     beyond = {"softcap", "sinks", "score", "cu_seqlens_q", "return_lse"} & set(n)
     if beyond or (n.get("dropout") and "seed" in n) or (n.get("bias") is not None and n["bias"].dtype != q.dtype):
         return reference(q, k, v, **named)
-    q, k, v = (_aligned(t) for t in (q, k, v))
+    q, k, v = (aligned(t) for t in (q, k, v))
     top = dict(dropout_p=n.get("dropout", 0.0), scale=n.get("scale"), enable_gqa=q.shape[1] != k.shape[1])
     if n.get("causal") and q.shape[2] == k.shape[2] and not {"window", "alibi", "mask", "bias"} & set(n):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, **top)
     return F.scaled_dot_product_attention(q, k, v, _one_mask(q, k, **n), **top)
 
 
-def _aligned(t: Tensor) -> Tensor:
-    """A copy of what does not begin on 16 bytes: PyTorch 2.11's kernel for fp32 reads 16 there all the same, and faults."""
+def aligned(t: Tensor) -> Tensor:
+    """A copy of what does not begin on 16 bytes: PyTorch 2.11's kernel for fp32, and the one for any dtype with a mask, read 16
+    there all the same, and fault."""
     return t.clone() if t.is_cuda and not traced(t) and t.data_ptr() % 16 else t
 
 
@@ -98,7 +99,7 @@ def flex(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
 
 def fa3(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
     """FlashAttention-3, forward."""
-    from flash_attn_interface import flash_attn_func
+    from fa3_fwd_interface import flash_attn_func
 
     n = _given(named)
     if set(n) - {"causal", "window", "scale", "softcap"} or q.dtype == torch.float32:
