@@ -16,6 +16,7 @@ from weft.cluster import commands as cluster
 from weft.console import note, out
 from weft.export import commands as export
 from weft.hardware import commands as hardware
+from weft.learn import commands as learn
 from weft.profiling import commands as profiling
 from weft.report import commands as report
 from weft.train import commands as train
@@ -46,6 +47,7 @@ export.register(app)
 train.register(app)
 cluster.register(app)
 report.register(app)
+learn.register(app)
 
 
 @app.command(rich_help_panel="Documents")

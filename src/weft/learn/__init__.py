@@ -1,0 +1,1 @@
+"""``weft learn``: the runner of the course in ``weft.course``. It imports no PyTorch."""

@@ -1,0 +1,146 @@
+"""Runs one exercise's stages on the learner's file: parse, run, right, safe, predict, fast."""
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from weft.learn import checks, process, rules
+from weft.learn.checks import STAGES, Rejected
+from weft.learn.course import Exercise
+from weft.learn.language import Text
+
+NOTHING = Text("", "")
+
+
+@dataclass
+class Verdict:
+    """What a check found.
+
+    Attributes:
+        failed: The stage that failed; None when all tests pass.
+        done: Whether the marker is removed as well. Only then is the exercise passed.
+    """
+
+    exercise: Exercise
+    failed: str | None = None
+    why: Text = NOTHING
+    more: list[Text] = field(default_factory=list)
+    notes: list[Text] = field(default_factory=list)
+    printed: str = ""
+    done: bool = False
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return self.failed is None and self.done
+
+
+def server_kind(exercise: Exercise) -> str:
+    """What the learner's process imports beforehand."""
+    if exercise.kind == "triton":
+        return "triton"
+    return "torch" if exercise.requires == "torch" else "python"
+
+
+def judge(exercise: Exercise, files: dict[str, Path], server: process.Server, seed: int | None = None) -> Verdict:
+    """The verdict on the learner's files, given by suffix (``.py``, ``.cu``)."""
+    began = time.monotonic()
+    verdict = Verdict(exercise)
+    sources = {}
+    try:
+        for suffix, path in files.items():
+            try:
+                sources[suffix] = path.read_text(encoding="utf-8-sig")  # with CRLF as with LF
+            except UnicodeDecodeError as error:
+                raise Rejected(
+                    "parse",
+                    Text(
+                        f"{path.name} is not UTF-8: byte {error.start}",
+                        f"{path.name} 不是 UTF-8 编码：第 {error.start} 字节",
+                    ),
+                ) from None
+        verdict.done = not any(rules.has_marker(s) if k == ".py" else rules.MARKER in s for k, s in sources.items())
+        _stages(exercise, files, sources, server, verdict, seed)
+    except Rejected as rejected:
+        verdict.failed, verdict.why, verdict.more = rejected.stage, rejected.why, list(rejected.more)
+    verdict.seconds = time.monotonic() - began
+    return verdict
+
+
+def _stages(
+    exercise: Exercise,
+    files: dict[str, Path],
+    sources: dict[str, str],
+    server: process.Server,
+    verdict: Verdict,
+    seed: int | None,
+) -> None:
+    source = sources.get(".py")
+    if source is not None:
+        if wrong := rules.syntax_error(source):
+            raise Rejected("parse", wrong[1])
+        if wrong := rules.not_allowed(source, exercise.allow, exercise.forbid):
+            raise Rejected("parse", wrong[1])
+    running = None
+    t = checks.Checks(sources=sources, seed=seed)
+    try:
+        learner = None
+        if source is not None:
+            probe = exercise.folder / "probe.py"
+            running = server.start(files[".py"], exercise.time_limit_s, probe if probe.exists() else None)
+            t.running = running
+            running.request(do="load")
+            learner = process.Remote(running, None, ())
+        checks.load(exercise.folder / "check.py")(learner, t)
+        t.safe()
+        verdict.notes = t.notes
+    except process.Failed as failed:
+        raise Rejected("run", _how(failed, source or "", exercise), *_commented(source or "", failed)) from None
+    finally:
+        if running is not None:
+            verdict.printed = running.printed()
+            running.close()
+
+
+def _how(failed: process.Failed, source: str, exercise: Exercise) -> Text:
+    """Where and why the learner's code did not return."""
+    error = failed.error
+    lines = source.splitlines()
+    where = where_zh = shown = ""
+    if error["lines"]:
+        number, function = error["lines"][-1]
+        at = "" if function == "<module>" else f" in {function}"
+        where, where_zh = f"line {number}{at}", f"第 {number} 行{at and f'({function})'}"
+        if 0 < number <= len(lines):
+            shown = f"\n    {lines[number - 1].strip()}"
+    if failed.reason == "time":
+        limit = f"{exercise.time_limit_s:g}"
+        return Text(
+            f"stopped after {limit} s" + (f" at {where}{shown}" if where else ""),
+            f"运行超过 {limit} 秒，已停止" + (f",停在{where_zh}{shown}" if where else ""),
+        )
+    if failed.reason == "crash":
+        what = error["message"] or "it ended without a result"
+        what_zh = error["message"] or "未返回结果就结束了"
+        return Text(
+            f"the process crashed: {what}" + (f", at {where}{shown}" if where else ""),
+            f"进程崩溃：{what_zh}" + (f",位于{where_zh}{shown}" if where else ""),
+        )
+    what = error["type"] + (f": {error['message']}" if error["message"] else "")
+    return Text(f"{where}: {what}{shown}" if where else what, f"{where_zh}:{what}{shown}" if where else what)
+
+
+def _commented(source: str, failed: process.Failed) -> list[Text]:
+    if failed.error["type"] not in ("AttributeError", "NameError", "NotImplementedError"):
+        return []
+    if not (found := rules.commented_out(source)):
+        return []
+    return [
+        Text(
+            f"line {found[0]} has code in a comment: is that what is missing?",
+            f"第 {found[0]} 行的注释里有代码：缺的是它吗？",
+        )
+    ]
+
+
+__all__ = ["STAGES", "Verdict", "judge", "server_kind"]
