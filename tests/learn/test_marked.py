@@ -34,11 +34,15 @@ def test_one_source_gives_skeleton_and_solution_in_each_language():
     en, zh = (marked.skeleton(SOURCE, language) for language in ("en", "zh"))
     assert en == '"""\nAdd one.\n"""\n\n# I AM NOT DONE\n\n\ndef f(x):\n    # TODO: add\n    #   one\n    return x\n'
     assert zh == '"""\n加一。\n"""\n\n# I AM NOT DONE\n\n\ndef f(x):\n    # TODO: 加一\n    return x\n'
-    assert marked.solution(SOURCE, "en") == en.replace("# I AM NOT DONE\n\n\n", "\n").replace("return x", "return x + 1")
+    assert marked.solution(SOURCE, "en") == en.replace("# I AM NOT DONE\n\n\n", "\n").replace(
+        "return x", "return x + 1"
+    )
 
 
 def test_cuda_sources_are_marked_in_their_own_comments():
-    text = "// TODO(en): go\n// TODO(zh): 走\n// [solution\nint a;\n// solution]\n// [skeleton\n//: int b;\n// skeleton]\n"
+    text = (
+        "// TODO(en): go\n// TODO(zh): 走\n// [solution\nint a;\n// solution]\n// [skeleton\n//: int b;\n// skeleton]\n"
+    )
     assert marked.skeleton(text, "zh") == "// TODO: 走\nint b;\n"
     assert marked.solution(text, "en") == "// TODO: go\nint a;\n"
 

@@ -75,6 +75,8 @@ def _serve(job: dict[str, Any], channel_fd: int, output_fd: int, crash_fd: int) 
     if not job["gpu"]:
         resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     os.chdir(job["folder"])
+    if "torch" in sys.modules:
+        _poison_empty_tensors()
     learner = _Process(Path(job["file"]), job["kind"], job["probe"])
     while True:
         try:
@@ -82,6 +84,15 @@ def _serve(job: dict[str, Any], channel_fd: int, output_fd: int, crash_fd: int) 
         except EOFError:
             return
         wire.send(channel, learner.answer(request), learner.hold)
+
+
+def _poison_empty_tensors() -> None:
+    """``torch.empty`` gives NaN, so that an element that nothing writes shows, whatever lay there before."""
+    import torch
+
+    torch.set_num_threads(1)  # a forked process has none of its parent's threads
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
 
 
 class _Process:

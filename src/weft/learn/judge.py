@@ -94,6 +94,11 @@ def _stages(
         checks.load(exercise.folder / "check.py")(learner, t)
         t.safe()
         verdict.notes = t.notes
+    except Rejected as rejected:
+        if rejected.stage == "right" and running is not None:  # a wrong result often is an access that is not safe
+            problems = [Text(*p) for launch in running.all_launches for p in launch["problems"]]
+            raise Rejected("right", rejected.why, *rejected.more, *problems[:1]) from None
+        raise
     except process.Failed as failed:
         raise Rejected("run", _how(failed, source or "", exercise), *_commented(source or "", failed)) from None
     finally:
