@@ -129,6 +129,7 @@ def attention(
     cu_seqlens_k: Tensor | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
+    batch_invariant: bool = False,
 ) -> Any:
     """Attention: softmax(scale · q kᵀ, changed as the options say) v, the scores never stored."""
 

@@ -76,7 +76,7 @@ def test_the_operator_says_what_it_does(name):
     q, k, v = (t.clone().requires_grad_() for t in (Q, K, V))
     x, w = random(7, 16).requires_grad_(), random(37, 16).requires_grad_()
     arguments = {
-        "attention": (q, k, v, None, None, None, None, None, None, 3, 0, None, None, False),
+        "attention": (q, k, v, None, None, None, None, None, None, 3, 0, None, None, False, False),
         "linear_cross_entropy": (x, w, TARGET, None, None, -100, 0.0, 0.0, None, "mean", 4, None, [True, True, False]),
     }
     torch.library.opcheck(getattr(torch.ops.weft, name).default, arguments[name])

@@ -87,6 +87,33 @@ def test_packed_sequences_are_those_of_separate_calls(causal):
         close(got, want)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_bits_of_a_sequence_do_not_depend_on_the_others(packed):
+    """On Hopper few heads would otherwise have another kernel than many."""
+    many, s, t = 65 if DEVICE == "cuda" else 3, 40, 70
+    q, k, v, do = (random(many, heads, n, 64, seed=heads + n).half() for heads, n in ((2, s), (1, t), (1, t), (2, s)))
+    dlse = random(many, 2, s)
+    if packed:
+        q, k, v, do = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v, do))
+        dlse = dlse.transpose(0, 1).flatten(1)
+
+    def cut(x, rows, axis=0):
+        """Of the second sequence."""
+        return x.narrow(axis, rows if packed else 1, rows if packed else 1)
+
+    def found(tensors, upstream, sequences):
+        bounds = (torch.arange(sequences + 1, device=DEVICE, dtype=torch.int32) * rows for rows in (s, t))
+        cu = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), bounds, strict=True)) if packed else {}
+        leaves = [x.detach().clone().requires_grad_() for x in tensors]
+        outs = ops.attention(*leaves, causal=True, window=(60, None), return_lse=True, batch_invariant=True, **cu)
+        return *outs, *torch.autograd.grad(outs, leaves, upstream)
+
+    o, lse, dq, dk, dv = found((q, k, v), (do, dlse), many)
+    alone = found((cut(q, s), cut(k, t), cut(v, t)), (cut(do, s), cut(dlse, s, int(packed))), 1)
+    for x, y in zip(alone, (cut(o, s), cut(lse, s, int(packed)), cut(dq, s), cut(dk, t), cut(dv, t)), strict=True):
+        assert x.equal(y)
+
+
 @pytest.mark.parametrize("group", [1, 5, 7])
 def test_groups_of_heads_share_keys_and_values(group):
     q, k, v = qkv(b=1, h=2 * group, s=3, t=34)
@@ -352,6 +379,9 @@ REFUSED = [
     bad("attention", ValueError, "'offset' is -1; an int", Q, K, V, dropout=0.5, seed=1, offset=-1),
     bad("attention", EITHER, "'seed'; one element of torch.int64", Q, K, V, dropout=0.5, seed=random(2)),
     bad("attention", TypeError, "'return_lse' is 1; True or False", Q, K, V, return_lse=1),
+    bad("attention", TypeError, "'batch_invariant' is 1; True or False", Q, K, V, batch_invariant=1),
+    bad("attention", ValueError, "'dropout' is 0.5 beside batch_invariant=True; expected 0", Q, K, V, dropout=0.5,
+        batch_invariant=True),
     bad("attention", ValueError, "'cu_seqlens_k' is None beside 'cu_seqlens_q'; both", P, P, P, cu_seqlens_q=CU),
     bad("attention", TypeError, "'cu_seqlens_q' has dtype int64; int32", P, P, P, cu_seqlens_q=CU.long(), cu_seqlens_k=CU),
     bad("attention", ValueError, "'cu_seqlens_q' has shape (3,); both alike", P, P, P, cu_seqlens_q=CU, cu_seqlens_k=CU[:2]),

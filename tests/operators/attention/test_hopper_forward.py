@@ -176,7 +176,13 @@ def call_of(q, k, v, dtype=BF16, **named) -> dispatch.AttentionCall:
     """Of shapes."""
     given = {name: named.pop(name) for name in dispatch.OPTIONAL if name in named}
     chosen = [named.get(name) for name in ("window", "scale", "softcap", "score")]
-    made = dispatch.options(tuple(given), named.get("causal", False), *chosen, named.get("dropout", 0.0))
+    made = dispatch.options(
+        tuple(given),
+        named.get("causal", False),
+        *chosen,
+        named.get("dropout", 0.0),
+        batch_invariant=named.get("batch_invariant", False),
+    )
     operands = (torch.empty(shape, dtype=dtype, device="meta") for shape in (q, k, v))
     return dispatch.AttentionCall(*operands, *given.values(), made)
 
@@ -230,6 +236,23 @@ def test_what_it_does_not_take_has_a_reason():
         assert "16 bytes" in hopper_forward.unsupported(sliced)
     with compiling_for(100, lambda *kernel: None):
         assert "sm_100" in hopper_forward.unsupported(call_of(heads, heads, heads))
+
+
+def test_batch_invariant_launches_depend_on_a_sequence_alone():
+    """Kernel and tiles of few and of many sequences, of short and of long ones packed with the same one."""
+
+    def made(batches, tokens, packed, invariant):
+        q, k = ((batches * tokens, h, 64) if packed else (batches, h, tokens, 64) for h in (4, 2))
+        cu = dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), torch.empty(batches + 1, dtype=torch.int32, device="meta"))
+        call = call_of(q, k, k, window=(700, None), causal=True, batch_invariant=invariant, **(cu if packed else {}))
+        with compiling_for(90, lambda *kernel: None):
+            name = dispatch.FORWARD.choose(call.q, call.k, call.v, *call.given.values(), call.options).implementation
+            launch = dispatch.hopper_launch(call)
+        return name, launch.launch.expression
+
+    for few, many in (((1, 50, False), (100, 50, False)), ((1, 600, True), (40, 5000, True))):
+        assert made(*few, False) != made(*many, False)
+        assert made(*few, True) == made(*many, True)
 
 
 @pytest.mark.parametrize("d", [64, 128])

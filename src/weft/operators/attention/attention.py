@@ -154,6 +154,7 @@ def attention_function(
     mask: Tensor | None = None, bias: Tensor | None = None, score: Score | None = None, dropout: float = 0.0,
     seed: int | Tensor | None = None, offset: int = 0, cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None, return_lse: bool = False, deterministic: bool = False,
+    batch_invariant: bool = False,
 ) -> Any:  # fmt: skip
     """Attention: softmax(scale · q kᵀ, changed as the options say) v, the scores never stored.
 
@@ -184,6 +185,9 @@ def attention_function(
         return_lse: also return the log-sum-exp of each row of scores (with the sink).
         deterministic: gradients are the same bits every time, as they also are under
             ``torch.use_deterministic_algorithms(True)``. Without it q's may not be on Hopper (``explain``: ``hopper``).
+        batch_invariant: kernel and tiles are chosen by a sequence's own shape, so that the bits of its result and of its
+            gradients (of q, k, v) do not depend on what else is in the batch. Packed they may differ from unpacked; where
+            PyTorch's operators compute (``explain``) they are as theirs.
 
     Returns:
         [B, H, Sq, Dv] (packed: [total, H, Dv]) of q's dtype; with ``return_lse`` also the natural log-sum-exp in float32,
@@ -193,8 +197,8 @@ def attention_function(
 
     Raises:
         TypeError: tensors of other dtypes, options of other types.
-        ValueError: shapes or devices that do not fit, options out of range, a mask or bias beside cu_seqlens, a ``score``
-            without a gradient where one is needed.
+        ValueError: shapes or devices that do not fit, options out of range, a mask or bias beside cu_seqlens, dropout beside
+            batch_invariant, a ``score`` without a gradient where one is needed.
 
     Source: Dao et al. 2022 (arXiv 2205.14135), Milakov & Gimelshein 2018 (arXiv 1805.02867).
     """
@@ -203,6 +207,7 @@ def attention_function(
         "causal": causal, "window": window, "scale": scale, "softcap": softcap, "sinks": sinks, "alibi": alibi, "mask": mask,
         "bias": bias, "score": score, "dropout": dropout, "seed": seed, "offset": offset, "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k, "return_lse": return_lse, "deterministic": deterministic,
+        "batch_invariant": batch_invariant,
     }  # fmt: skip
     tensors = tuple(t for t in (mask, bias, sinks, alibi, cu_seqlens_q, cu_seqlens_k) if t is not None)
     usual = (

@@ -27,6 +27,7 @@ from weft.operators.dropout.seeds import scale_of, threshold_of
 from weft.operators.launch import INTERPRETING, Plan
 
 NAME = "attention"
+USUAL = 4096  # queries of a packed sequence, where its tiles may not depend on the others
 LARGEST, SMALLEST = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 # B batch (or N sequences), H heads of q, G heads of k and v, Sq queries, Sk keys, D and Dv head dims
 
@@ -46,6 +47,7 @@ class Options(NamedTuple):
     score: Score | None
     threshold: int  # of dropout, in steps of 2**-16
     deterministic: bool  # whether backward gives the same bits every time
+    batch_invariant: bool = False  # whether a sequence's bits are the same whatever else is in the batch
 
     @property
     def needs_natural_units(self) -> bool:
@@ -55,7 +57,7 @@ class Options(NamedTuple):
 
 def options(
     names: tuple[str, ...], causal: bool, window: Any, scale: Any, softcap: Any, score: Any, dropout: Any,
-    deterministic: Any = False,
+    deterministic: Any = False, batch_invariant: Any = False,
 ) -> Options:  # fmt: skip
     """The options of a call, checked."""
     check_flag(NAME, "causal", causal)
@@ -77,9 +79,16 @@ def options(
     check_value(NAME, "score", score, score is None or isinstance(score, Score), "a Score, or None", TypeError)
     check_value(NAME, "dropout", dropout, is_number(dropout) and 0 <= dropout <= 1, "a probability, 0 … 1")
     check_flag(NAME, "deterministic", deterministic)
-    deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
+    check_flag(NAME, "batch_invariant", batch_invariant)
+    threshold = threshold_of(dropout)
+    if batch_invariant and threshold:
+        raise ValueError(
+            f"{NAME}: argument 'dropout' is {dropout} beside batch_invariant=True; expected 0: what dropout hides of a "
+            "sequence depends on its place in the batch"
+        )
+    deterministic = deterministic or batch_invariant or torch.are_deterministic_algorithms_enabled()
     right = 0 if causal else bounds[1]
-    return Options(names, bounds[0], right, scale, softcap, score, threshold_of(dropout), deterministic)
+    return Options(names, bounds[0], right, scale, softcap, score, threshold, deterministic, batch_invariant)
 
 
 class AttentionCall(Call):
@@ -179,7 +188,9 @@ class AttentionCall(Call):
 
     @property
     def usual_queries(self) -> int:
-        """Of a head of a batch, or of packed sequences' mean."""
+        """Of a head of a batch, or of packed sequences' mean: with ``batch_invariant`` a number that is no other sequence's."""
+        if self.packed and self.options.batch_invariant:
+            return USUAL
         return self.query_tokens // (self.batches if self.packed else 1)
 
     @property
@@ -191,7 +202,7 @@ class AttentionCall(Call):
     def sdpa(self) -> bool:
         """Whether PyTorch's attention means the same."""
         o = self.options
-        plain = not o.names and o.left is None and o.softcap is None
+        plain = not o.names and o.left is None and o.softcap is None and not o.batch_invariant
         return plain and (o.right is None or (o.right == 0 and self.query_tokens == self.key_tokens))
 
     @property
@@ -472,7 +483,7 @@ FORWARD = Dispatch(
     ),
     Route(
         "hopper",
-        lambda c: c.usual_queries > 64 or c.batches * c.heads <= 128,
+        lambda c: c.usual_queries > 64 or (c.batches * c.heads <= 128 and not c.options.batch_invariant),
         HOPPER,
         hopper_launch,
         hopper_forward.unsupported,

@@ -34,7 +34,7 @@ def parts_of(
     softcap: float | None = None, sinks: Tensor | None = None, alibi: Tensor | None = None, mask: Tensor | None = None,
     bias: Tensor | None = None, score: Score | None = None, dropout: float = 0.0, seed: Seed = None, offset: int = 0,
     cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None, return_lse: bool = False,
-    deterministic: bool = False,
+    deterministic: bool = False, batch_invariant: bool = False,
 ) -> Parts:  # fmt: skip
     """A call as the tables take it."""
     tensor_seed = seed if isinstance(seed, Tensor) else None
@@ -42,7 +42,7 @@ def parts_of(
     given = {name: t for name, t in every if t is not None}
     if isinstance(sinks, Tensor):
         given["sinks"] = sinks.contiguous()  # a number for each head, which kernels read one behind the other
-    made = options(tuple(given), causal, window, scale, softcap, score, dropout, deterministic)
+    made = options(tuple(given), causal, window, scale, softcap, score, dropout, deterministic, batch_invariant)
     if not made.threshold and (given.pop("seed", None) is not None or seed is not None):  # of no use
         made, seed, offset = made._replace(names=tuple(given)), 0, 0
     number = seed if isinstance(seed, int) else 0

@@ -113,8 +113,11 @@ class HopperForward:
 
     def __init__(self, c: Any, o: Tensor):
         left, right = c.options.left, c.options.right
-        left_bound = left is not None and left < c.key_tokens - 1
-        right_bound = right is not None and right < c.query_tokens - 1
+        whole = (
+            c.packed and c.options.batch_invariant
+        )  # then the others' tokens do not say whether a bound hides anything
+        left_bound = left is not None and (whole or left < c.key_tokens - 1)
+        right_bound = right is not None and (whole or right < c.query_tokens - 1)
         found = widths(c.d, c.dv)
         assert found is not None  # ``unsupported`` looked
         d, dv = found
@@ -131,8 +134,8 @@ class HopperForward:
         kind = 0 if sinks is None else 1 if sinks.dtype == c.q.dtype else 2
         scale = c.d**-0.5 if c.options.scale is None else c.options.scale
         self.sizes = Sizes(
-            c.query_tokens, c.key_tokens, c.heads, c.group, tiles, section, every, left if left_bound else 0,
-            right if right_bound else 0, kind, c.dv, c.batches if c.packed else 0,
+            c.query_tokens, c.key_tokens, c.heads, c.group, tiles, section, every, min(left, c.key_tokens) if left_bound else 0,
+            min(right, c.query_tokens) if right_bound else 0, kind, c.dv, c.batches if c.packed else 0,
             *((0, o.stride(1), o.stride(0)) if c.packed else o.stride()[:3]), scale * LOG2E,
         )  # fmt: skip
         of_keys = PackedHeads if c.packed else Heads

@@ -19,11 +19,11 @@ TENSORS = OPTIONAL[:-1]  # that a call may have; without a seed
 def attention_op(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, sinks: Tensor | None, alibi: Tensor | None,
     cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, left: int | None, right: int | None, scale: float | None,
-    softcap: float | None, deterministic: bool,
+    softcap: float | None, deterministic: bool, batch_invariant: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The result, the log-sum-exp of each row [B, H, Sq], and the rows' peaks and sums [2, B, H, Sq] for backward."""
     given = _given(mask, bias, sinks, alibi, cu_seqlens_q, cu_seqlens_k)
-    o = Options(tuple(given), left, right, scale, softcap, None, 0, deterministic)
+    o = Options(tuple(given), left, right, scale, softcap, None, 0, deterministic, batch_invariant)
     out = result_like(q, v.shape[-1])
     statistics = torch.empty((2, *_rows(q)), dtype=torch.float32, device=q.device)
     plan = FORWARD.of((q, k, v, *given.values()), o)
@@ -48,11 +48,12 @@ def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tens
 def backward_op(
     do: Tensor, dlse: Tensor, out: Tensor, statistics: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
     bias: Tensor | None, sinks: Tensor | None, alibi: Tensor | None, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
-    left: int | None, right: int | None, scale: float | None, softcap: float | None, deterministic: bool, wanted: list[bool],
+    left: int | None, right: int | None, scale: float | None, softcap: float | None, deterministic: bool,
+    batch_invariant: bool, wanted: list[bool],
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of LEAVES that are ``wanted``; empty ones for the others."""
     given = _given(mask, bias, sinks, alibi, cu_seqlens_q, cu_seqlens_k)
-    o = Options(tuple(given), left, right, scale, softcap, None, 0, deterministic)
+    o = Options(tuple(given), left, right, scale, softcap, None, 0, deterministic, batch_invariant)
     names = frozenset(name for name, w in zip(LEAVES, wanted, strict=True) if w)
     leaves = (q, k, v, bias, sinks)
     if spans_too_much(do.stride(-3 if do.ndim == 3 else -2), do.stride(-1)):
@@ -101,7 +102,7 @@ def _backward(ctx: Any, do: Tensor, dlse: Tensor, _: Any) -> tuple[Any, ...]:
     wanted = [needs[0], needs[1], needs[2], needs[4], needs[5]]
     made = backward_op(do, dlse, out, statistics, *tensors, *ctx.options, wanted)
     dq, dk, dv, dbias, dsinks = (g if w else None for g, w in zip(made, wanted, strict=True))
-    return (dq, dk, dv, None, dbias, dsinks, *(None,) * 8)
+    return (dq, dk, dv, None, dbias, dsinks, *(None,) * 9)
 
 
 attention_op.register_autograd(_backward, setup_context=_save)
@@ -113,5 +114,6 @@ def by_operator(parts: Parts, return_lse: bool) -> Any:
     if "bias" in given:  # four dimensions, which its gradient has too
         given["bias"] = given["bias"][(None,) * (4 - given["bias"].ndim)]
     optional = (given.get(name) for name in TENSORS)
-    out, lse, _ = attention_op(q, k, v, *optional, o.left, o.right, o.scale, o.softcap, o.deterministic)
+    numbers = o.left, o.right, o.scale, o.softcap, o.deterministic, o.batch_invariant
+    out, lse, _ = attention_op(q, k, v, *optional, *numbers)
     return (out, lse) if return_lse else out

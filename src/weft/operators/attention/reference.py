@@ -19,7 +19,7 @@ def reference(
     softcap: float | None = None, sinks: Tensor | None = None, alibi: Tensor | None = None, mask: Tensor | None = None,
     bias: Tensor | None = None, score: Score | None = None, dropout: float = 0.0, seed: Seed = None, offset: int = 0,
     cu_seqlens_q: Tensor | None = None, cu_seqlens_k: Tensor | None = None, return_lse: bool = False,
-    deterministic: bool = False,
+    deterministic: bool = False, batch_invariant: bool = False,
 ) -> Any:  # fmt: skip
     packed = cu_seqlens_q is not None
     if packed:  # one batch of all tokens; a query sees the keys of its own sequence
