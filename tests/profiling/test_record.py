@@ -133,7 +133,9 @@ def test_a_program_that_has_too_few_steps_or_counts_forwards(tmp_path, monkeypat
     for rank, world, name in (("0", "1", "t.json"), ("1", "2", "t.rank1.json")):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", world)
-        assert profiled.main(["--out", out, "--step", "forward", "--active", "1", program]) == 0
+        command = [program] if rank == "0" else ["-m", "none", "--out", "of the program"]
+        monkeypatch.chdir(tmp_path)
+        assert profiled.main(["--out", out, "--step", "forward", "--active", "1", *command]) == 0
         found = weft.profiling.analyse(weft.profiling.read(tmp_path / name))
         assert (len(found.steps), found.rank) == (1, int(rank))
     with pytest.raises(SystemExit, match="no such program"):

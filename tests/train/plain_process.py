@@ -29,6 +29,8 @@ for seed, amp in ((0, "none"), (1, "none"), (2, "none"), (0, "bf16")):
     losses = [train(gpt(operators=o, seed=seed, amp=amp), save=False).loss for o in ("weft", "torch")]
     found[f"operators {seed} {amp}"] = losses
 
+found["fp8"] = [train(gpt(fp8=fp8, steps=20, amp="bf16"), save=False).loss for fp8 in (True, False)]
+
 for optimizer in ("weft-adamw", "weft-adamw-8bit"):
     whole = gpt(optimizer=optimizer, steps=4, out=str(root / optimizer / "whole"))
     part = gpt(optimizer=optimizer, steps=4, checkpoint_every=2, out=str(root / optimizer / "part"))

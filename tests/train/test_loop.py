@@ -122,6 +122,11 @@ def test_operators_learn_as_pytorchs_do(plain, seed, amp, rtol):
     assert not np.allclose(ours, plain[f"operators {(seed + 1) % 3} none"][0], rtol=rtol / 10)
 
 
+def test_fp8_learns_as_bf16_does(plain):
+    ours, bf16 = plain["fp8"]
+    assert np.allclose(ours, bf16, rtol=2e-2) and ours != bf16 and ours[-1] < 0.8 * ours[0]
+
+
 @pytest.mark.parametrize("optimizer", ["weft-adamw", "weft-adamw-8bit"])
 def test_resume_of_our_optimizers_is_bit_for_bit(plain, optimizer):
     losses, state, tensors = plain[f"resume {optimizer}"]
@@ -282,15 +287,21 @@ def test_mnist_from_a_folder(tmp_path, monkeypatch):
 
     generator = np.random.default_rng(0)
     names = list(images.FILES["mnist"])
+    held = {}
     for name, count in zip(names, (40, 40, 20, 20), strict=True):
         size = (count, 28, 28) if "images" in name else (count,)
-        idx(tmp_path / name, generator.integers(0, 10, size, dtype=np.uint8), 2051 if "images" in name else 2049)
+        held[name] = generator.integers(0, 10, size, dtype=np.uint8)
+        idx(tmp_path / name, held[name], 2051 if "images" in name else 2049)
     settings = {"data": "mnist", "folder": str(tmp_path), "batch": 20}
     with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz' is damaged: its MD5 is"):
         train(cnn(tmp_path, **settings))
     sums = {name: ("", hashlib.md5((tmp_path / name).read_bytes()).hexdigest()) for name in names}
     monkeypatch.setitem(images.FILES, "mnist", sums)
     assert train(cnn(tmp_path, **settings), save=False).steps == 2
+    read = [t.numpy() for part in images.read("mnist", str(tmp_path), False, 0) for t in part]
+    assert all(
+        np.array_equal(np.squeeze(a) * (255 if a.ndim > 1 else 1), b) for a, b in zip(read, held.values(), strict=True)
+    )
     (tmp_path / names[2]).unlink()
     with pytest.raises(FileNotFoundError, match=f"{names[2]}' is not there; --download"):
         train(cnn(tmp_path, **settings))
@@ -317,6 +328,15 @@ def test_cifar_from_a_folder(tmp_path, monkeypatch):
     (x, y), (test_x, _) = images.read("cifar10", str(tmp_path), False, 0)
     assert x.shape == (50, 3, 32, 32) and test_x.shape == (10, 3, 32, 32)
     assert y[10] == rows[1, 0, 0] and x[10, 1, 0, 2] * 255 == rows[1, 0, 1 + 1024 + 2]
+    result = train(
+        cnn(tmp_path, data="cifar10", folder=str(tmp_path), batch=25, channels_last=True, epochs=2), save=False
+    )
+    assert result.steps == 4 and np.isfinite(result.loss).all()
+    cut = path.read_bytes()[:-200]
+    path.write_bytes(cut)
+    monkeypatch.setitem(images.FILES, "cifar10", {path.name: ("", hashlib.md5(cut).hexdigest())})
+    with pytest.raises(ValueError, match=r"cifar10 in '.*': a file is damaged"):
+        images.read("cifar10", str(tmp_path), False, 0)
 
 
 def test_settings_from_file_and_flags(tmp_path):
@@ -347,6 +367,9 @@ WRONG = [
     ({"width": 30}, "multiple of twice"),
     ({"cuda_graph": True, "device": "cpu"}, "needs a GPU"),
     ({"cuda_graph": True, "compile": True}, "without compile"),
+    ({"tensor_parallel": 3}, "divide kv_heads"),
+    ({"tensor_parallel": 2, "parallel": "ddp"}, "parallel=none or fsdp"),
+    ({"tensor_parallel": 2}, "needs torchrun's ranks"),
 ]
 
 

@@ -106,7 +106,7 @@ def test_commands_print_them(command, settings, monkeypatch):
     status, printed, _ = command("train", "gpt", *flags, "--predict", "--json")
     assert status == 0 and json.loads(printed)["peak"] > 2**20
     found = memory.Prediction(3 * 2**20, {"Activation": 2**21, "Parameter": 2**20}, 2**21, {"--amp bf16": 2**20})
-    monkeypatch.setattr(memory, "predict", lambda settings, limit: found)
+    monkeypatch.setattr(memory, "predict", lambda settings, limit, device: found)
     status, printed, _ = command("train", "gpt", *flags, "--predict", "--limit-gib", 2**-9)
     assert status == 0 and printed.startswith("Predicted memory at the peak of a step\n")
     assert re.search(r"Activation +2\.0 *\n.*Parameter +1\.0 *\n.*total +3\.0 *\n", printed, re.DOTALL)

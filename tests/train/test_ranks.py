@@ -1,7 +1,11 @@
 """Several ranks over Gloo: the same losses as on one, checkpoints for any number of ranks, a rank that is killed."""
 
 import csv
+import json
 import shutil
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -80,8 +84,12 @@ def held(settings, folder):
     return step, [*run.model.state_dict().values(), *(v for s in run.optimizer.state.values() for v in s.values())]
 
 
-LONG = [("ddp", 2), ("ddp", 4), ("fsdp", 4)]
-CASES = [("fsdp", 2), *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)]
+PARALLEL = {
+    "ddp": ["--parallel=ddp"], "fsdp": ["--parallel=fsdp"], "tensor": ["--tensor-parallel=2"],
+    "fsdp-tensor": ["--parallel=fsdp", "--tensor-parallel=2"],
+}  # fmt: skip
+LONG = [("ddp", 2), ("ddp", 4), ("fsdp", 4), ("fsdp-tensor", 4)]
+CASES = [("fsdp", 2), ("tensor", 2), *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)]
 
 
 @pytest.mark.parametrize(("parallel", "processes"), CASES)
@@ -90,7 +98,7 @@ def test_ranks_train_as_one_and_resume_on_another_number(tmp_path, text, one, pa
     result, settings = one
     plain = [f"--{name}={value}" for name, value in PYTORCH.items()]
     out = tmp_path / parallel
-    launch(job(tmp_path, text, processes, parallel, f"--parallel={parallel}", "--accumulate=2", *plain))
+    launch(job(tmp_path, text, processes, parallel, *PARALLEL[parallel], "--accumulate=2", *plain))
     assert np.allclose(losses(tmp_path, parallel), result.loss, rtol=0, atol=1e-5)
     half_done(out)
 
@@ -110,11 +118,42 @@ def test_ranks_train_as_one_and_resume_on_another_number(tmp_path, text, one, pa
 
 
 @pytest.mark.long
+def test_four_ranks_share_each_layer(tmp_path, text, monkeypatch):
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    sizes = {**SIZES, "kv_heads": 4}
+    expected = train(GptSettings(text=str(text), out=str(tmp_path / "one"), **sizes, **PYTORCH)).loss
+    plain = [f"--{name}={value}" for name, value in PYTORCH.items()]
+    launch(job(tmp_path, text, 4, "four", "--tensor-parallel=4", "--kv-heads=4", *plain))
+    assert np.allclose(losses(tmp_path, "four"), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("parallel", ["fsdp", "tensor"])
 @pytest.mark.parametrize("optimizer", ["weft-adamw", "weft-muon"])
-def test_our_operators_and_optimizers_on_shards(tmp_path, text, optimizer):
-    launch(job(tmp_path, text, 2, "two", "--parallel=fsdp", f"--optimizer={optimizer}", "--amp=bf16"))
+def test_our_operators_and_optimizers_on_shards(tmp_path, text, optimizer, parallel):
+    launch(job(tmp_path, text, 2, "two", *PARALLEL[parallel], f"--optimizer={optimizer}", "--amp=bf16"))
     launch(job(tmp_path, text, 1, "one", "--parallel=fsdp", f"--optimizer={optimizer}", "--amp=bf16"))
     assert np.allclose(losses(tmp_path, "two"), losses(tmp_path, "one"), rtol=1e-2)
+
+
+@pytest.mark.long
+def test_two_nodes_are_one_job(tmp_path, text, one):
+    """Both are this machine; a third one would be too many, and one alone says what it waits for."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    plain = [f"--{name}={value}" for name, value in PYTORCH.items()]
+    node = job(tmp_path, text, 1, "nodes", "--parallel=ddp", *plain)
+    node.nodes, node.rendezvous, node.wait_s = 2, f"localhost:{port}", 60
+    file = tmp_path / "job.yaml"
+    file.write_text(json.dumps(vars(node)))
+    other = subprocess.Popen([sys.executable, "-m", "weft", "launch", str(file)], env=plain_environment())
+    launch(node)
+    assert other.wait(30) == 0
+    assert np.allclose(losses(tmp_path, "nodes"), one[0].loss, rtol=0, atol=1e-5)
+    node.wait_s = 2
+    with pytest.raises(ConnectionError, match=f"2 nodes did not meet at localhost:{port}"):
+        launch(node)
 
 
 def test_killed_rank_ends_the_others_with_its_log(tmp_path, text):
@@ -147,6 +186,8 @@ def test_job_file(tmp_path):
         ("command: a\nprocesses: 0", "at least 1"),
         ("command: a\nproceses: 2", "processes"),
         ("command: a\nenv: 3", "names with values"),
+        ("command: a\nnodes: 2", "host:port"),
+        ("command: a\nnodes: 2\nrendezvous: node0", "host:port"),
     ]
     for content, message in wrong:
         file.write_text(content)

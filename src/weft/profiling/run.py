@@ -25,9 +25,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--most-mib", type=int, default=64)
     parser.add_argument("--step", choices=("optimizer", "forward"), default="optimizer")
     parser.add_argument("--stacks", action="store_true")
-    parser.add_argument("program", nargs=argparse.REMAINDER, help="train.py …, or -m module …")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="module …, in place of train.py …")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="train.py …")
     given = parser.parse_args(arguments)
-    program = given.program[1:] if given.program[:1] == ["--"] else given.program
+    program = ["-m", *given.module] if given.module else given.program
+    program = program[1:] if program[:1] == ["--"] else program
     if not program or program == ["-m"]:
         parser.error("no program; expected train.py … or -m module …")
 

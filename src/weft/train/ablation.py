@@ -18,11 +18,12 @@ from weft.train.settings import Settings
 OFF: dict[str, Any] = {  # the run that techniques are compared with
     "amp": "none", "tf32": False, "cudnn_benchmark": False, "channels_last": False, "accumulate": 1,
     "checkpoint_activations": False, "compile": False, "cuda_graph": False, "operators": "torch", "optimizer": "adamw",
-    "prefetch": False, "parallel": "none", "resume": False,
+    "prefetch": False, "parallel": "none", "resume": False, "fp8": False, "tensor_parallel": 1,
 }  # fmt: skip
 TECHNIQUES: dict[str, dict[str, Any]] = {
     "amp bf16": {"amp": "bf16"},
     "amp fp16": {"amp": "fp16"},
+    "fp8, amp bf16": {"fp8": True, "amp": "bf16"},
     "TF32": {"tf32": True},
     "cudnn.benchmark": {"cudnn_benchmark": True},
     "channels last": {"channels_last": True},
@@ -45,7 +46,7 @@ TOGETHER = (
     "weft AdamW",
     "prefetch, pinned",
 )
-GPU_ONLY = ("TF32", "cudnn.benchmark", "CUDA graph")
+GPU_ONLY = ("fp8, amp bf16", "TF32", "cudnn.benchmark", "CUDA graph")
 
 
 @dataclass
@@ -68,8 +69,8 @@ def ladder(settings: Settings, steps: int, say: Callable[[str], None] = lambda t
     """
     if steps < 5:
         raise ValueError(f"ablate is {steps} steps; expected at least 5, of which the first 3 are not timed")
-    if settings.parallel != "none":
-        raise ValueError(f"ablate runs on one device; parallel is {settings.parallel}")
+    if settings.parallel != "none" or getattr(settings, "tensor_parallel", 1) > 1:
+        raise ValueError("ablate runs on one device; expected parallel=none and tensor_parallel=1")
     has = {f.name for f in dataclasses.fields(settings)}
     off = {name: value for name, value in OFF.items() if name in has}
     off |= {"steps": steps + 1} if "steps" in has else {}  # the last step would validate

@@ -123,7 +123,7 @@ def _too_much(settings: Settings) -> str:
     from weft.train import memory
 
     total = torch.cuda.get_device_properties(0).total_memory
-    found = memory.predict(settings, total)
+    found = memory.predict(settings, total, torch.device("cuda"))
     switches = ", ".join(f"{name} ({size / 2**30:.1f} GiB)" for name, size in found.fits.items()) or "no single switch"
     return f"a step needs about {found.peak / 2**30:.1f} GiB of {total / 2**30:.1f}; what would fit: {switches}"
 
@@ -131,12 +131,13 @@ def _too_much(settings: Settings) -> str:
 def _predict(settings: Settings, limit_gib: float, as_json: bool) -> None:
     import torch
 
-    from weft.train import memory
+    from weft.train import memory, ranks
 
+    device = ranks.choose_device(settings.device)
     limit = round(limit_gib * 2**30) or None
-    if limit is None and torch.cuda.is_available():
-        limit = torch.cuda.get_device_properties(0).total_memory
-    found = memory.predict(settings, limit)
+    if limit is None and device.type == "cuda":
+        limit = torch.cuda.get_device_properties(device).total_memory
+    found = memory.predict(settings, limit, device)
     if as_json:
         print_json(found.to_dict())
         return

@@ -25,27 +25,37 @@ class Norm(nn.Module):
         if self.operators == "weft":
             from weft import ops
 
-            return ops.rms_norm(x, self.weight, EPS)
-        return F.rms_norm(x, self.weight.shape, self.weight, EPS)
+            return ops.rms_norm(x, whole(self.weight), EPS)
+        return F.rms_norm(x, self.weight.shape, whole(self.weight), EPS)
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, kv_heads: int, operators: str, deterministic: bool) -> None:
+    """``qkv`` has the rows of one key head after another, each group's queries, key and value, and ``gate`` and ``up`` are two
+    layers: so a rank of tensor parallelism holds whole heads and the same hidden units in a plain shard of rows."""
+
+    def __init__(
+        self, width: int, heads: int, kv_heads: int, operators: str, deterministic: bool, fp8: bool
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, width // heads
+        self.group, self.head_dim = heads // kv_heads, width // heads  # queries that share a key head
         self.operators, self.deterministic = operators, deterministic
         hidden = -(-width * 8 // 3 // 64) * 64
         self.attention_norm, self.mlp_norm = Norm(width, operators), Norm(width, operators)
-        self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * self.head_dim, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
-        self.gate_up = nn.Linear(width, 2 * hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
+        self.qkv = linear(width, (heads + 2 * kv_heads) * self.head_dim, fp8)
+        self.out = linear(width, width, fp8)
+        self.gate, self.up, self.down = (
+            linear(width, hidden, fp8),
+            linear(width, hidden, fp8),
+            linear(hidden, width, fp8),
+        )
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         b, s, _ = x.shape  # x [B, S, C], cos and sin [S, D/2]
-        heads, kv, d = self.heads, self.kv_heads, self.head_dim
-        qkv = self.qkv(self.attention_norm(x)).view(b, s, heads + 2 * kv, d)
-        q, k, v = qkv.split((heads, kv, kv), dim=2)  # [B, S, H, D], [B, S, G, D] twice
+        qkv = self.qkv(self.attention_norm(x)).unflatten(
+            -1, (-1, self.group + 2, self.head_dim)
+        )  # [B, S, G, H/G + 2, D]
+        q, k, v = qkv.split((self.group, 1, 1), dim=3)
+        q, k, v = q.flatten(2, 3), k.squeeze(3), v.squeeze(3)  # [B, S, H, D], [B, S, G, D] twice
         cos, sin = cos.to(q.dtype), sin.to(q.dtype)
         if self.operators == "weft":
             from weft import ops
@@ -54,25 +64,27 @@ class Block(nn.Module):
             q, k, v = (t.transpose(1, 2) for t in (q, k, v))
             y = ops.attention(q, k, v, causal=True, deterministic=self.deterministic)  # [B, H, S, D]
             x = x + self.out(y.transpose(1, 2).reshape(b, s, -1))
-            return x + self.down(ops.swiglu(*self.gate_up(self.mlp_norm(x)).chunk(2, -1)))
+            h = self.mlp_norm(x)
+            return x + self.down(ops.swiglu(self.gate(h), self.up(h)))  # of [B, S, F] twice
         q, k, v = (t.transpose(1, 2) for t in (rotated(q, cos, sin), rotated(k, cos, sin), v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads != kv)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.group > 1)
         x = x + self.out(y.transpose(1, 2).reshape(b, s, -1))
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)  # [B, S, F] twice
-        return x + self.down(F.silu(gate) * up)
+        h = self.mlp_norm(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
 class Decoder(nn.Module):
-    """Args: vocabulary V; the widths as ``GptSettings`` has them; ``recompute``: each block runs again in backward."""
+    """Args: vocabulary V; the widths as ``GptSettings`` has them; ``recompute``: each block runs again in backward; ``fp8``:
+    products of the blocks as :class:`weft.nn.Linear` makes them."""
 
     def __init__(
         self, vocabulary: int, length: int, layers: int, width: int, heads: int, kv_heads: int,
-        operators: str = "weft", recompute: bool = False, deterministic: bool = False,
+        operators: str = "weft", recompute: bool = False, deterministic: bool = False, fp8: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.operators, self.recompute = operators, recompute
         self.embedding = nn.Embedding(vocabulary, width)
-        self.blocks = nn.ModuleList(Block(width, heads, kv_heads, operators, deterministic) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, kv_heads, operators, deterministic, fp8) for _ in range(layers))
         self.norm = Norm(width, operators)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.length, self.head_dim = length, width // heads
@@ -87,7 +99,7 @@ class Decoder(nn.Module):
             torch.arange(0, self.head_dim, 2, device=x.device) / self.head_dim
         )  # [S, D/2]
         cos, sin = angles.cos(), angles.sin()
-        h = self.embedding(x)  # [B, S, C]
+        h = F.embedding(x, whole(self.embedding.weight))  # [B, S, C]
         for block in self.blocks:
             h = checkpoint(block, h, cos, sin, use_reentrant=False) if self.recompute else block(h, cos, sin)
         return self.norm(h)
@@ -99,9 +111,23 @@ class Decoder(nn.Module):
         if self.operators == "weft":
             from weft import ops
 
-            return ops.linear_cross_entropy(h, self.head.weight, target, ignore_index=IGNORE, reduction="sum"), None
-        logits = self.head(h).float()  # [B S, V]
+            head = whole(self.head.weight)
+            return ops.linear_cross_entropy(h, head, target, ignore_index=IGNORE, reduction="sum"), None
+        logits = F.linear(h, whole(self.head.weight)).float()  # [B S, V]
         return F.cross_entropy(logits, target, ignore_index=IGNORE, reduction="sum"), None
+
+
+def linear(inputs: int, outputs: int, fp8: bool) -> nn.Linear:
+    if not fp8:
+        return nn.Linear(inputs, outputs, bias=False)
+    from weft.nn import Linear
+
+    return Linear(inputs, outputs, bias=False, fp8=True)
+
+
+def whole(weight: Tensor) -> Tensor:
+    """A weight that every rank of tensor parallelism holds, as a plain tensor; any other as it is."""
+    return weight.to_local() if hasattr(weight, "to_local") else weight
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

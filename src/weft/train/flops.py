@@ -15,8 +15,7 @@ def of_step(job: Job, examples: int) -> int:
     Activations that are run again do not count; attention counts as if nothing were masked.
     """
     with torch.device("meta"):
-        changed = {"recompute": False} if "recompute" in job.options else {}
-        model = job.build(operators="torch", **changed)
+        model = job.plain()
     x, y = (t.to("meta") for t in job.example(examples))
     with FlopCounterMode(display=False) as counter:
         model(x, y)[0].backward()

@@ -26,6 +26,11 @@ class Job:
     def build(self, **changed: Any) -> Any:
         return self.network(**self.model, **self.options | changed)
 
+    def plain(self, recompute: bool = False) -> Any:
+        """The network of PyTorch's own operators, which fake and meta tensors know."""
+        changed = {"operators": "torch", "recompute": recompute, "fp8": False}
+        return self.build(**{name: value for name, value in changed.items() if name in self.options})
+
     def example(self, examples: int) -> tuple[Tensor, Tensor]:
         """A batch of zeros in the shapes of the training data."""
         if self.name == "cnn":
@@ -53,6 +58,7 @@ def job(settings: Settings) -> Job:
         "operators": settings.operators,
         "recompute": settings.checkpoint_activations,
         "deterministic": settings.deterministic,
+        "fp8": settings.fp8,
     }
     return Job("gpt", Decoder, {"vocabulary": text.vocabulary, **sizes}, text, options)
 

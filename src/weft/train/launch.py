@@ -1,7 +1,9 @@
-"""``weft launch job.yaml``: the processes of a job on this machine, over torch.distributed's elastic agent."""
+"""``weft launch job.yaml``: the processes of a job on this machine, or its part of several, over torch.distributed's elastic
+agent."""
 
 import os
 import shutil
+import socket
 import sys
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,13 +18,20 @@ TAIL = 20  # lines of a failed rank's log that are shown
 @dataclass
 class JobFile:
     """``command`` is run ``processes`` times, each with torchrun's variables (RANK, WORLD_SIZE …) and those of ``env``; all are
-    started again up to ``retries`` times when one fails. Logs go to ``logs``, one folder for each start and rank."""
+    started again up to ``retries`` times when one fails. Logs go to ``logs``, one folder for each start and rank.
+
+    Of several ``nodes`` each runs the same file: they meet at ``rendezvous``, ``host:port`` of one of them, within
+    ``wait_s``; ``id`` tells jobs apart that meet there. ``processes`` are those of one node."""
 
     command: list[str]
     processes: int = 1
     env: dict[str, str] = field(default_factory=dict)
     retries: int = 0
     logs: str = "logs"
+    nodes: int = 1
+    rendezvous: str = ""
+    id: str = "weft"
+    wait_s: int = 600
 
 
 class RankFailed(OSError):
@@ -47,9 +56,15 @@ def read(file: str) -> JobFile:
         raise ValueError(
             f"{file}: command is {command!r}; expected a line such as 'weft train gpt --parallel ddp', or its words"
         )
-    for name, least in (("processes", 1), ("retries", 0)):
+    for name, least in (("processes", 1), ("retries", 0), ("nodes", 1), ("wait_s", 1)):
         if type(given.get(name, least)) is not int or given.get(name, least) < least:
             raise ValueError(f"{file}: {name} is {given[name]!r}; expected a whole number of at least {least}")
+    place, colon, port = str(given.get("rendezvous") or "").rpartition(":")
+    if given.get("nodes", 1) > 1 and not (place and colon and port.isdecimal()):
+        raise ValueError(
+            f"{file}: rendezvous is {given.get('rendezvous')!r}; expected host:port of one of the {given['nodes']} nodes, "
+            "such as node0:29400"
+        )
     env = given.get("env") or {}
     if not isinstance(env, dict):
         raise ValueError(f"{file}: env is {env!r}; expected names with values")
@@ -63,10 +78,12 @@ def launch(job: JobFile) -> Path:
     Raises:
         RankFailed: a rank failed, and no retry was left.
         FileNotFoundError: there is no such command.
+        ConnectionError: the other nodes did not come to the rendezvous.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     program, *arguments = job.command
@@ -76,16 +93,17 @@ def launch(job: JobFile) -> Path:
         program = sys.executable
     elif not shutil.which(program):
         raise FileNotFoundError(f"command '{program}' is not on the PATH")
-    logs = Path(job.logs)
+    logs = Path(job.logs) if job.nodes == 1 else Path(job.logs, socket.gethostname())
     logs.mkdir(parents=True, exist_ok=True)
     settings: dict[str, Any] = {
         "rdzv_backend": "c10d",
-        "rdzv_endpoint": "localhost:0",
-        "run_id": "weft",
+        "rdzv_endpoint": "localhost:0" if job.nodes == 1 else job.rendezvous,
+        "rdzv_configs": {"join_timeout": job.wait_s, "read_timeout": job.wait_s},
+        "run_id": job.id,
         "monitor_interval": 0.2,
     }
     config = LaunchConfig(
-        min_nodes=1, max_nodes=1, nproc_per_node=job.processes, max_restarts=job.retries,
+        min_nodes=job.nodes, max_nodes=job.nodes, nproc_per_node=job.processes, max_restarts=job.retries,
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL, tee={0: Std.ALL}), **settings,
     )  # fmt: skip
     before = {name: os.environ.get(name) for name in job.env}
@@ -102,10 +120,14 @@ def launch(job: JobFile) -> Path:
             if failure.exitcode < 0
             else f"ended with status {failure.exitcode}"
         )
-        said = sorted(logs.glob(f"weft_*/attempt_*/{failure.local_rank}/std*.log"), key=lambda p: p.stat().st_mtime)
+        said = sorted(logs.glob(f"{job.id}_*/attempt_*/{failure.local_rank}/std*.log"), key=lambda p: p.stat().st_mtime)
         lines = "\n".join(line for path in said[-2:] for line in path.read_text(errors="replace").splitlines()[-TAIL:])
         raise RankFailed(
             f"rank {rank} {how}; the other ranks were ended. Logs: {logs}. It said last:\n{lines or 'nothing'}"
+        ) from None
+    except RendezvousError as error:
+        raise ConnectionError(
+            f"{job.nodes} nodes did not meet at {job.rendezvous} within {job.wait_s} s ({str(error) or type(error).__name__})"
         ) from None
     finally:
         for name, value in before.items():

@@ -79,29 +79,33 @@ def train(
         raise ValueError("cuda_graph needs a GPU; this run is on a CPU")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    with ranks.group(settings.parallel, device), techniques.backends(settings):
+    with ranks.group(settings.parallel, tensor_ranks(settings), device), techniques.backends(settings):
         return Run(settings, device, save, on_step).go()
+
+
+def tensor_ranks(settings: Settings) -> int:
+    """How many ranks share each layer."""
+    return getattr(settings, "tensor_parallel", 1)
 
 
 class Run:
     def __init__(self, settings: Settings, device: torch.device, save: bool, on_step: Any) -> None:
         self.settings, self.device, self.save, self.on_step = settings, device, save, on_step
-        if settings.batch < ranks.world() * settings.accumulate:
-            parts = f"{ranks.world()} rank(s) x {settings.accumulate} accumulated part(s)"
+        self.tensor = tensor_ranks(settings)
+        self.sharing = ranks.world() // self.tensor  # ranks that share batches
+        if settings.batch < self.sharing * settings.accumulate:
+            parts = f"{self.sharing} rank(s) x {settings.accumulate} accumulated part(s)"
             raise ValueError(f"batch is {settings.batch}, but is divided into {parts}; take a larger one")
         self.job: Job = job(settings)
         self.steps = steps_of(settings, self.job)
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(settings.seed)  # weights are drawn on the CPU: the same on every device
             self.model = self.job.build().to(device)
-        torch.manual_seed(settings.seed + ranks.rank())
+        torch.manual_seed(settings.seed + ranks.rank() // self.tensor)
         self.parameters = sum(p.numel() for p in self.model.parameters())
         if getattr(settings, "channels_last", False):
             self.model = self.model.to(memory_format=torch.channels_last)
-        if settings.compile:
-            for block in self.model.blocks:
-                block.compile()
-        self.model = ranks.wrap(self.model, settings.parallel, settings.amp, device)
+        self.model = ranks.wrap(self.model, settings, self.tensor, device)
         self.optimizer = techniques.optimizer(settings, self.model)
         self.rates = [group["lr"] / settings.lr if settings.lr else 0.0 for group in self.optimizer.param_groups]
         self.scaler = torch.amp.GradScaler(device.type, enabled=settings.amp == "fp16")
@@ -126,8 +130,8 @@ class Run:
         done = start
         try:
             with interruptible(self), batches(self.job.data, start, self.steps, settings.prefetch, device) as data:
+                started = time.perf_counter()  # of a step: its batch is waited for in it
                 for step, (x, y) in zip(range(start, self.steps), data, strict=False):
-                    started = time.perf_counter()
                     figures = self.update(step, x, y, result)
                     seconds = time.perf_counter() - started
                     times.append(seconds)
@@ -149,6 +153,7 @@ class Run:
                         self.on_step(done, self.steps, figures)
                     if self.stop:
                         break
+                    started = time.perf_counter()
         finally:
             if log:
                 log.close()
@@ -176,8 +181,8 @@ class Run:
         for group, factor in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = factor * learning_rate(settings.lr, step, self.steps)
         targets = self.job.count(y)
-        scale = self.scaler.scale(torch.tensor(ranks.world() / max(targets, 1), device=device))
-        mine, labels = (ranks.share(t).to(device, non_blocking=True) for t in (x, y))
+        scale = self.scaler.scale(torch.tensor(self.sharing / max(targets, 1), device=device))
+        mine, labels = (ranks.share(t, self.tensor).to(device, non_blocking=True) for t in (x, y))
         if getattr(settings, "channels_last", False):
             mine = mine.contiguous(memory_format=torch.channels_last)
         buffers = [b.clone() for b in self.model.buffers()]
@@ -186,7 +191,7 @@ class Run:
         for number, (part_x, part_y) in enumerate(parts):
             with ranks.gradients(self.model, settings.parallel, last=number == len(parts) - 1):
                 summed += self.forward_backward(part_x, part_y, scale)
-        loss, stopping = ranks.total(summed, float(self.asked > 0), device=device).tolist()
+        loss, stopping = ranks.total(summed, float(self.asked > 0), tensor=self.tensor, device=device).tolist()
         loss, self.stop = loss / max(targets, 1), stopping > 0
         self.scaler.unscale_(self.optimizer)
         of_all: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf)
@@ -243,7 +248,7 @@ class Run:
         self.model.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)  # loss, right, targets
         for x, y in self.job.data.held_out():
-            x, y = (ranks.share(t).to(self.device) for t in (x, y))
+            x, y = (ranks.share(t, self.tensor).to(self.device) for t in (x, y))
             if getattr(self.settings, "channels_last", False):
                 x = x.contiguous(memory_format=torch.channels_last)
             with techniques.autocast(self.settings, self.device):
@@ -252,7 +257,7 @@ class Run:
                 [loss.double(), (loss * 0 if right is None else right).double(), (y >= 0).sum().double()]
             )
         self.model.train()
-        loss_sum, right_sum, targets = ranks.total(*sums, device=self.device).tolist()
+        loss_sum, right_sum, targets = ranks.total(*sums, tensor=self.tensor, device=self.device).tolist()
         if not targets:
             return None, None
         return loss_sum / targets, right_sum / targets if self.job.name == "cnn" else None

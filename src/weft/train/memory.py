@@ -60,13 +60,10 @@ def tracked(settings: Settings, made: Job, device: torch.device) -> tuple[int, d
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    options: dict[str, Any] = {"operators": "torch"}
-    if "recompute" in made.options:
-        options["recompute"] = settings.checkpoint_activations  # type: ignore[attr-defined]
     with warnings.catch_warnings(), FakeTensorMode():
         warnings.simplefilter("ignore")  # fake tensors and the tracker's hooks
         with device:
-            model = made.build(**options)
+            model = made.plain(recompute=getattr(settings, "checkpoint_activations", False))
         optimizer = Fused(model.parameters(), settings.optimizer)
         x, y = (t.to(device) for t in made.example(-(-settings.batch // settings.accumulate)))
         tracker = MemTracker()

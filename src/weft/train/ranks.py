@@ -1,4 +1,7 @@
-"""The ranks of a run that torchrun started: who this is, DDP and FSDP2, and what all ranks agree on."""
+"""The ranks of a run that torchrun started: who this is, DDP, FSDP2 and tensor parallelism, and what all ranks agree on.
+
+Where ``tensor`` ranks in a row share each layer, they have the same batch; so ``world() // tensor`` is how many share batches.
+"""
 
 import contextlib
 import os
@@ -49,14 +52,15 @@ def _named(name: str) -> torch.device:
 
 
 @contextlib.contextmanager
-def group(parallel: str, device: torch.device) -> Iterator[None]:
-    """The process group of a run, NCCL or Gloo; none where there is one process and no ``parallel``.
+def group(parallel: str, tensor: int, device: torch.device) -> Iterator[None]:
+    """The process group of a run, NCCL or Gloo; none where there is one process, no ``parallel`` and no ``tensor``.
 
     Raises:
-        ValueError: several processes without ``parallel``, or ``parallel`` without torchrun.
+        ValueError: several processes without ``parallel``, ``parallel`` without torchrun, or a number of processes that
+            ``tensor`` does not divide.
     """
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if parallel == "none":
+    if parallel == "none" and tensor == 1:
         if processes > 1:
             raise ValueError(
                 f"torchrun started {processes} processes; say how they share the work: --parallel ddp or fsdp"
@@ -64,9 +68,15 @@ def group(parallel: str, device: torch.device) -> Iterator[None]:
         yield
         return
     if "RANK" not in os.environ:
+        asked = f"parallel {parallel}" if parallel != "none" else f"tensor-parallel {tensor}"
         raise ValueError(
-            f"parallel={parallel} needs torchrun's ranks: "
-            f"torchrun --nproc-per-node N -m weft train … --parallel {parallel}, or weft launch job.yaml"
+            f"{asked} needs torchrun's ranks: "
+            f"torchrun --nproc-per-node N -m weft train … --{asked}, or weft launch job.yaml"
+        )
+    if processes % tensor or (parallel == "none" and processes != tensor):
+        raise ValueError(
+            f"tensor_parallel is {tensor} and torchrun started {processes} processes; expected as many, or with "
+            "--parallel fsdp a multiple"
         )
     if dist.is_initialized():  # the caller's
         yield
@@ -80,26 +90,49 @@ def group(parallel: str, device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def wrap(model: Any, parallel: str, amp: str, device: torch.device) -> Any:
-    """The model as DDP or FSDP2 has it. FSDP gathers weights in the dtype of ``amp`` and adds gradients in fp32."""
-    if parallel == "ddp":
+def wrap(model: Any, settings: Any, tensor: int, device: torch.device) -> Any:
+    """The model split over ranks and compiled, as the settings say. FSDP gathers weights in the dtype of ``amp`` and adds
+    gradients in fp32."""
+    mesh: Any = None
+    if tensor > 1 or settings.parallel == "fsdp":
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh(device.type, (world() // tensor, tensor), mesh_dim_names=("data", "tensor"))
+    if tensor > 1:
+        split_layers(model, mesh["tensor"])
+    if settings.compile:
+        for block in model.blocks:
+            block.compile()
+    if settings.parallel == "ddp":
         ids = [device] if device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(model, device_ids=ids)
-    if parallel == "fsdp":
-        from torch.distributed.device_mesh import init_device_mesh
+    if settings.parallel == "fsdp":
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         policy = MixedPrecisionPolicy()
-        if amp == "bf16":
+        if settings.amp == "bf16":
             policy = MixedPrecisionPolicy(
                 param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
             )
-        mesh = init_device_mesh(device.type, (world(),))
         for block in model.blocks:
             if any(True for _ in block.parameters()) and block is not model:
-                fully_shard(block, mesh=mesh, mp_policy=policy)
-        fully_shard(model, mesh=mesh, mp_policy=policy)
+                fully_shard(block, mesh=mesh["data"], mp_policy=policy)
+        fully_shard(model, mesh=mesh["data"], mp_policy=policy)
     return model
+
+
+def split_layers(model: Any, mesh: Any) -> None:
+    """Tensor parallelism: each rank has its heads and hidden units of a block; all have embedding, norms and head.
+
+    Source: Shoeybi et al. 2019, "Megatron-LM".
+    """
+    from torch.distributed.tensor import distribute_module
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    first, second = ColwiseParallel(), RowwiseParallel()  # the products between which a rank works alone
+    for block in model.blocks:
+        parallelize_module(block, mesh, {"qkv": first, "out": second, "gate": first, "up": first, "down": second})
+    distribute_module(model, mesh)
 
 
 @contextlib.contextmanager
@@ -114,17 +147,17 @@ def gradients(model: Any, parallel: str, last: bool) -> Iterator[None]:
     yield
 
 
-def total(*values: Tensor | float, device: torch.device) -> Tensor:
-    """The sums over all ranks, float64, ``[values]``."""
+def total(*values: Tensor | float, tensor: int, device: torch.device) -> Tensor:
+    """The sums over all that share batches, float64, ``[values]``."""
     sums = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device) for v in values])
     if dist.is_initialized():
         dist.all_reduce(sums)
-    return sums
+    return sums / tensor
 
 
-def share(x: Tensor) -> Tensor:
+def share(x: Tensor, tensor: int) -> Tensor:
     """This rank's rows of a batch."""
-    return x.tensor_split(world())[rank()]
+    return x.tensor_split(world() // tensor)[rank() // tensor]
 
 
 def average_buffers(model: nn.Module) -> None:

@@ -53,7 +53,18 @@ class Settings:
         for name, valid in CHOICES.items():
             if getattr(self, name) not in valid:
                 raise UnknownName(name, str(getattr(self, name)), valid)
-        for name in ("batch", "accumulate", "steps", "epochs", "length", "layers", "heads", "kv_heads", "width"):
+        for name in (
+            "batch",
+            "accumulate",
+            "steps",
+            "epochs",
+            "length",
+            "layers",
+            "heads",
+            "kv_heads",
+            "width",
+            "tensor_parallel",
+        ):
             if hasattr(self, name) and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
         for name in ("validate_every", "checkpoint_every", "clip", "weight_decay", "lr"):
@@ -88,6 +99,10 @@ class GptSettings(Settings):
     heads: int = option(8, "heads of the queries")
     kv_heads: int = option(4, "heads of keys and values; divides heads")
     checkpoint_activations: bool = option(False, "layers run again in backward instead of saving what they need")
+    fp8: bool = option(False, "products of the layers in fp8 (weft.nn.Linear)")
+    tensor_parallel: int = option(
+        1, "ranks that share each layer's heads; more of torchrun's share batches by parallel=fsdp"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,6 +110,13 @@ class GptSettings(Settings):
             raise ValueError(f"heads is {self.heads} and kv_heads {self.kv_heads}; expected kv_heads to divide heads")
         if self.width % (2 * self.heads):
             raise ValueError(f"width is {self.width} and heads {self.heads}; expected a multiple of twice the heads")
+        if self.tensor_parallel == 1:
+            return
+        if self.kv_heads % self.tensor_parallel:
+            shared = f"tensor_parallel is {self.tensor_parallel} and kv_heads {self.kv_heads}"
+            raise ValueError(f"{shared}; expected tensor_parallel to divide kv_heads")
+        if self.parallel == "ddp" or self.fp8 or self.cuda_graph:
+            raise ValueError("tensor_parallel goes with parallel=none or fsdp, without fp8 and cuda_graph")
 
 
 S = TypeVar("S", bound=Settings)
