@@ -1,4 +1,7 @@
-"""What an order is: how a queue is sorted, and whether it preempts. Orders are found in ``weft.cluster.orders``."""
+"""What an order is: how a queue is sorted, and whether it preempts. Orders are found in ``weft.cluster.orders``.
+
+What theory says of them: docs/notes/learn/scheduling.en.md.
+"""
 
 import contextlib
 import math

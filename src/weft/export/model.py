@@ -1,4 +1,7 @@
-"""A ``torch.nn.Module`` as an ONNX file, and the proof that the file computes the same at other shapes."""
+"""A ``torch.nn.Module`` as an ONNX file, and the proof that the file computes the same at other shapes.
+
+Run-times compared: docs/notes/learn/inference.en.md.
+"""
 
 import contextlib
 import inspect

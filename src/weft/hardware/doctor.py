@@ -2,6 +2,7 @@
 
 Standard library alone, so it also runs before anything is installed: ``PYTHONPATH=src python3 -m weft doctor``.
 The checks themselves are in ``driver``, ``frameworks``, ``machine`` and ``access``; each one degrades to one line.
+Why versions must fit: docs/notes/learn/drivers.en.md.
 """
 
 import argparse

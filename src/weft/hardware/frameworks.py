@@ -1,6 +1,7 @@
 """Which frameworks are installed, whether each sees the GPU, and whether they fit each other and the driver.
 
 Standard library alone: every framework is imported in a separate process, all at once, each with a time-out.
+The same checks by hand: docs/notes/learn/frameworks.en.md.
 """
 
 import importlib.metadata

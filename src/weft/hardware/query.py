@@ -1,4 +1,7 @@
-"""What the machine is: names, driver, clocks, theoretical bandwidth, versions. Missing parts are left out, not guessed."""
+"""What the machine is: names, driver, clocks, theoretical bandwidth, versions. Missing parts are left out, not guessed.
+
+What the numbers mean, by generation of GPUs: docs/notes/learn/architecture.en.md.
+"""
 
 import functools
 import importlib.metadata

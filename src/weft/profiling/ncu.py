@@ -1,7 +1,7 @@
 """Nsight Compute's output as CSV: ``ncu --csv`` (a line for each metric) or ``ncu --csv --page raw`` (a column for each).
 
 A kernel is limited by memory or by compute where that reaches 60 % of its peak, else by latency: NVIDIA's rule of thumb for
-its "speed of light" section.
+its "speed of light" section. How to record and read it: docs/notes/learn/nsight.en.md.
 """
 
 import csv

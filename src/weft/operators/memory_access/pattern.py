@@ -1,5 +1,8 @@
 """An access pattern as an operator: which kernel a call takes, the call, its implementations, what all definitions share; and
-the copy that several patterns are."""
+the copy that several patterns are.
+
+Why patterns differ: docs/notes/learn/cuda_model.en.md.
+"""
 
 import functools
 from collections.abc import Callable, Sequence

@@ -2,6 +2,7 @@
 
 Compulsorily x is read and values and scales are written once; scales that span rows (per tensor, per column) take a second
 read, unless they are given. A few operations an element: bandwidth is the limit.
+Schemes and formats explained: docs/notes/learn/quantisation.en.md.
 """
 
 import math
