@@ -40,6 +40,7 @@ class Checks:
         self.seed = secrets.randbits(32) if seed is None else seed
         self.running, self.sources = running, sources or {}
         self.notes: list[Text] = []
+        self.reached: set[str] = set()  # the stages that were checked
         self._rng: Any = None
 
     # ---- inputs
@@ -86,9 +87,10 @@ class Checks:
 
     def require(self, condition: Any, en: str, zh: str, stage: str = "right") -> None:
         """Fails a stage with a message, unless the condition holds."""
+        if stage not in ("parse", "run", "right"):
+            self.safe()
+        self.reached.add(stage)
         if not condition:
-            if stage != "right":
-                self.safe()
             raise Rejected(stage, Text(en, zh))
 
     def equal(self, got: Any, expected: Any, what: str, stage: str = "right") -> None:
@@ -106,6 +108,7 @@ class Checks:
         self._compare(got, expected, what, rtol, atol, stage)
 
     def _compare(self, got: Any, expected: Any, what: str, rtol: float, atol: float, stage: str) -> None:
+        self.reached.add(stage)
         if hasattr(expected, "shape") and hasattr(expected, "dtype") and expected.shape:
             self._compare_arrays(got, expected, what, rtol, atol, stage)
             return
@@ -217,7 +220,10 @@ class Checks:
 
         Runs by itself at the end of the check and before the stages that follow.
         """
-        for launch in self.running.all_launches if self.running else []:
+        every = self.running.all_launches if self.running else []
+        if every:
+            self.reached.add("safe")
+        for launch in every:
             for problem in launch["problems"]:
                 raise Rejected("safe", Text(*problem))
 
@@ -245,11 +251,12 @@ class Checks:
     def _programs(self, order: str) -> Iterator[None]:
         if self.running is None:
             raise TypeError("this exercise has no Python file to run")
-        self.running.options = {"order": order, "seed": self.seed}
+        before = self.running.options
+        self.running.options = {**before, "order": order, "seed": self.seed}
         try:
             yield
         finally:
-            self.running.options = {}
+            self.running.options = before
 
     # ---- predict and fast
 
@@ -261,6 +268,7 @@ class Checks:
             en, zh: How the true value is found, without giving it away.
         """
         self.safe()
+        self.reached.add("predict")
         said = self.value(said)
         if said is None or said is ...:
             raise Rejected(
@@ -288,6 +296,7 @@ class Checks:
             en, zh: What is counted: "32-byte sectors read".
         """
         self.safe()
+        self.reached.add("fast")
         if got > limit:
             raise Rejected(
                 "fast",

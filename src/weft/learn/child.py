@@ -92,7 +92,7 @@ def _poison_empty_tensors() -> None:
 
     torch.set_num_threads(1)  # a forked process has none of its parent's threads
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
 
 
 class _Process:

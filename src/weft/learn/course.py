@@ -77,6 +77,10 @@ class Day:
     def id(self) -> str:
         return self.name.split("_")[0]
 
+    def deciding(self) -> tuple[Exercise, ...]:
+        """The exercises that pass the day for the experienced: its last two."""
+        return self.exercises[-2:]
+
     def lesson(self, language: str) -> str:
         return (FOLDER / self.name / f"lesson.{language}.md").read_text(encoding="utf-8")
 

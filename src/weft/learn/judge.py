@@ -3,6 +3,7 @@
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from weft.learn import checks, process, rules
 from weft.learn.checks import STAGES, Rejected
@@ -29,6 +30,8 @@ class Verdict:
     printed: str = ""
     done: bool = False
     seconds: float = 0.0
+    reached: set[str] = field(default_factory=set)  # the stages that were checked
+    launches: list[dict[str, Any]] = field(default_factory=list)  # what kernels did: see interpreter.Launch
 
     @property
     def passed(self) -> bool:
@@ -42,8 +45,18 @@ def server_kind(exercise: Exercise) -> str:
     return "torch" if exercise.requires == "torch" else "python"
 
 
-def judge(exercise: Exercise, files: dict[str, Path], server: process.Server, seed: int | None = None) -> Verdict:
-    """The verdict on the learner's files, given by suffix (``.py``, ``.cu``)."""
+def judge(
+    exercise: Exercise,
+    files: dict[str, Path],
+    server: process.Server,
+    seed: int | None = None,
+    options: dict[str, Any] | None = None,
+) -> Verdict:
+    """The verdict on the learner's files, given by suffix (``.py``, ``.cu``).
+
+    Args:
+        options: How kernels are interpreted: see ``interpreter.recording``.
+    """
     began = time.monotonic()
     verdict = Verdict(exercise)
     sources = {}
@@ -60,7 +73,7 @@ def judge(exercise: Exercise, files: dict[str, Path], server: process.Server, se
                     ),
                 ) from None
         verdict.done = not any(rules.has_marker(s) if k == ".py" else rules.MARKER in s for k, s in sources.items())
-        _stages(exercise, files, sources, server, verdict, seed)
+        _stages(exercise, files, sources, server, verdict, seed, options)
     except Rejected as rejected:
         verdict.failed, verdict.why, verdict.more = rejected.stage, rejected.why, list(rejected.more)
     verdict.seconds = time.monotonic() - began
@@ -74,6 +87,7 @@ def _stages(
     server: process.Server,
     verdict: Verdict,
     seed: int | None,
+    options: dict[str, Any] | None,
 ) -> None:
     source = sources.get(".py")
     if source is not None:
@@ -81,15 +95,19 @@ def _stages(
             raise Rejected("parse", wrong[1])
         if wrong := rules.not_allowed(source, exercise.allow, exercise.forbid):
             raise Rejected("parse", wrong[1])
+    verdict.reached.add("parse")
     running = None
     t = checks.Checks(sources=sources, seed=seed)
+    t.reached = verdict.reached
     try:
         learner = None
         if source is not None:
             probe = exercise.folder / "probe.py"
             running = server.start(files[".py"], exercise.time_limit_s, probe if probe.exists() else None)
             t.running = running
+            running.options = options or {}
             running.request(do="load")
+            t.reached.add("run")
             learner = process.Remote(running, None, ())
         checks.load(exercise.folder / "check.py")(learner, t)
         t.safe()
@@ -104,6 +122,7 @@ def _stages(
     finally:
         if running is not None:
             verdict.printed = running.printed()
+            verdict.launches = running.all_launches
             running.close()
 
 
