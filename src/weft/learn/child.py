@@ -7,6 +7,7 @@ nothing. Run as ``python -m weft.learn.child FD KIND``.
 
 import contextlib
 import faulthandler
+import functools
 import importlib
 import importlib.util
 import json
@@ -16,6 +17,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,7 +26,12 @@ from weft.learn import wire
 
 MEMORY_BYTES = 8 << 30  # of data, without a GPU: a list that grows for ever ends in a MemoryError, not in swap
 
-IMPORTED = {"python": (), "torch": ("torch",), "triton": ("torch", "weft.learn.interpreter")}
+IMPORTED = {
+    "python": (),
+    "torch": ("torch",),
+    "training": ("torch", "torch._dynamo"),  # an optimizer imports it
+    "triton": ("torch", "weft.learn.interpreter"),
+}
 
 
 def main() -> None:
@@ -87,12 +94,26 @@ def _serve(job: dict[str, Any], channel_fd: int, output_fd: int, crash_fd: int) 
 
 
 def _poison_empty_tensors() -> None:
-    """``torch.empty`` gives NaN, so that an element that nothing writes shows, whatever lay there before."""
+    """``torch.empty`` gives NaN (integers their least value), so that an element that nothing writes shows."""
     import torch
 
     torch.set_num_threads(1)  # a forked process has none of its parent's threads
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+
+    def poisoned(make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def made(*args: Any, **kwargs: Any) -> Any:
+            x = make(*args, **kwargs)
+            with torch.no_grad():
+                if x.dtype.is_floating_point or x.dtype.is_complex:
+                    x.fill_(float("nan"))
+                elif x.dtype != torch.bool:
+                    x.fill_(torch.iinfo(x.dtype).min)
+            return x
+
+        return made
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (torch.Tensor, "new_empty")):
+        setattr(owner, name, poisoned(getattr(owner, name)))
 
 
 class _Process:

@@ -12,7 +12,7 @@ from weft.learn.language import Text
 
 FOLDER = Path(__file__).parent.parent / "course"
 KINDS = ("python", "triton", "cuda", "predict", "command")
-REQUIREMENTS = ("nothing", "torch", "gpu", "nvcc")
+REQUIREMENTS = ("nothing", "torch", "training", "gpu", "nvcc")
 
 
 @dataclass(frozen=True)

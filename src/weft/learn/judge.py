@@ -42,7 +42,7 @@ def server_kind(exercise: Exercise) -> str:
     """What the learner's process imports beforehand."""
     if exercise.kind == "triton":
         return "triton"
-    return "torch" if exercise.requires == "torch" else "python"
+    return exercise.requires if exercise.requires in ("torch", "training") else "python"
 
 
 def judge(

@@ -1,0 +1,23 @@
+# rejected at: right
+# The size of a line is an argument.
+def misses(addresses, lines, line_bytes=64):
+    kept, count = [], 0
+    for address in addresses:
+        line = address // 64
+        if line in kept:
+            kept.remove(line)
+        else:
+            count += 1
+            if len(kept) == lines:
+                kept.pop(0)
+        kept.append(line)
+    return count
+
+
+BY_ROW = 256
+
+
+BY_COLUMN = 4096
+
+
+BY_COLUMN_TWICE_THE_CACHE = 256
