@@ -109,6 +109,14 @@ class Checks:
 
     def _compare(self, got: Any, expected: Any, what: str, rtol: float, atol: float, stage: str) -> None:
         self.reached.add(stage)
+        if isinstance(got, process.Remote):
+            raise Rejected(
+                stage,
+                Text(
+                    f"{what} returned a {got._type}; expected is a {type(expected).__name__}",
+                    f"{what} 返回了 {got._type}；应为 {type(expected).__name__}",
+                ),
+            )
         if hasattr(expected, "shape") and hasattr(expected, "dtype") and expected.shape:
             self._compare_arrays(got, expected, what, rtol, atol, stage)
             return
@@ -130,7 +138,7 @@ class Checks:
 
         wanted = tuple(expected.shape)
         if not hasattr(got, "shape") or not hasattr(got, "dtype"):
-            kind = type(got).__name__ if not isinstance(got, process.Remote) else got._type
+            kind = type(got).__name__
             raise Rejected(
                 stage,
                 Text(
@@ -182,8 +190,16 @@ class Checks:
             zh.append(f"  允许误差为 {atol:g} + {rtol:g} · |期望值|")
         raise Rejected(stage, Text("\n".join(en), "\n".join(zh)))
 
+    def writing(self, remote: Any) -> Any:
+        """The function, allowed to change its arguments: ``t.writing(learner.add)(x, y, out)``; the changes come back.
+
+        Any other function that changes an argument is rejected.
+        """
+        remote._writes = True
+        return remote
+
     def unchanged(self, got: Any, before: Any, name: str) -> None:
-        """An argument that the function may read only."""
+        """What a probe passed and gave back, and the learner's code may read only."""
         try:
             self.equal(got, before, name)
         except Rejected as error:

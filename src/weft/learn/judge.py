@@ -118,6 +118,15 @@ def _stages(
             raise Rejected("right", rejected.why, *rejected.more, *problems[:1]) from None
         raise
     except process.Failed as failed:
+        if failed.reason == "changed":
+            name, number = failed.error["message"].rsplit(", ", 1)
+            raise Rejected(
+                "right",
+                Text(
+                    f"{name} changed its argument number {int(number) + 1}, which it may only read",
+                    f"{name} 修改了它的第 {int(number) + 1} 个参数，而该参数只可读取",
+                ),
+            ) from None
         raise Rejected("run", _how(failed, source or "", exercise), *_commented(source or "", failed)) from None
     finally:
         if running is not None:
@@ -137,6 +146,8 @@ def _how(failed: process.Failed, source: str, exercise: Exercise) -> Text:
         where, where_zh = f"line {number}{at}", f"第 {number} 行{at and f'({function})'}"
         if 0 < number <= len(lines):
             shown = f"\n    {lines[number - 1].strip()}"
+    if error["type"] == "Missing":
+        return Text(f"the file defines no `{error['message']}`", f"文件里没有定义 `{error['message']}`")
     if failed.reason == "time":
         limit = f"{exercise.time_limit_s:g}"
         return Text(
@@ -155,7 +166,7 @@ def _how(failed: process.Failed, source: str, exercise: Exercise) -> Text:
 
 
 def _commented(source: str, failed: process.Failed) -> list[Text]:
-    if failed.error["type"] not in ("AttributeError", "NameError", "NotImplementedError"):
+    if failed.error["type"] not in ("Missing", "AttributeError", "NameError"):
         return []
     if not (found := rules.commented_out(source)):
         return []

@@ -17,7 +17,10 @@ from weft.learn import wire
 
 
 class Failed(Exception):
-    """The learner's code raised, hung or ended its process. ``error`` says where (see ``child.described``)."""
+    """The learner's code raised, hung, ended its process or changed an argument.
+
+    ``error`` says where: see ``child.described``.
+    """
 
     def __init__(self, reason: str, error: dict[str, Any]) -> None:
         super().__init__(reason)
@@ -93,11 +96,14 @@ class Process:
             raise OSError("the process that runs exercises did not start; run `weft doctor`")
         self.pid = json.loads(answer)
 
-    def request(self, **request: Any) -> Any:
+    def request(self, writes: bool = False, **request: Any) -> Any:
         """What a request returns in the learner's process.
 
+        Args:
+            writes: Whether a call may change its arguments; the changes come back.
+
         Raises:
-            Failed: The learner's code raised, took too long, or ended the process.
+            Failed: The learner's code raised, took too long, ended the process, or changed an argument.
         """
         began = time.monotonic()
         try:
@@ -114,9 +120,13 @@ class Process:
             raise Failed("raised", answer["error"])
         self.launches = answer["launches"]
         self.all_launches += self.launches
-        if request["do"] in ("call", "probe"):
-            for sent, come in zip(request["args"], answer["args"], strict=True):
-                _copy(come, sent)
+        if request["do"] == "call":
+            for number, (sent, come) in enumerate(zip(request["args"], answer["args"], strict=True)):
+                if writes:
+                    _copy(come, sent)
+                elif not wire.same(sent, come):
+                    name = ".".join(request["path"])
+                    raise Failed("changed", {"type": "", "message": f"{name}, {number}", "lines": []})
         return self._standing_for(answer["result"])
 
     def _standing_for(self, value: Any) -> Any:
@@ -163,10 +173,11 @@ class Process:
 class Remote:
     """A function or object in the learner's process: call it, take an attribute of it, pass it on."""
 
-    __slots__ = ("_base", "_path", "_process", "_type")
+    __slots__ = ("_base", "_path", "_process", "_type", "_writes")
 
     def __init__(self, process: Process, base: int | None, path: tuple[str, ...], type_name: str = "") -> None:
         self._process, self._base, self._path, self._type = process, base, path, type_name
+        self._writes = False
 
     def __getattr__(self, name: str) -> "Remote":
         if name.startswith("__"):
@@ -175,7 +186,9 @@ class Remote:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         sent = [_sent(a) for a in args]
-        return self._process.request(do="call", base=self._base, path=list(self._path), args=sent, kwargs=kwargs)
+        return self._process.request(
+            self._writes, do="call", base=self._base, path=list(self._path), args=sent, kwargs=kwargs
+        )
 
     def __repr__(self) -> str:
         return f"<{'.'.join(self._path) or self._type or 'the file'} in the learner's process>"

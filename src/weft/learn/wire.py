@@ -28,6 +28,13 @@ def send(to: socket, value: Any, hold: Hold | None = None) -> None:
     to.sendall(struct.pack("<Q", len(head)) + head + b"".join(buffers))
 
 
+def same(value: Any, other: Any) -> bool:
+    """Whether two values are the same as data, bit by bit: NaN is the same as that NaN."""
+    one: list[bytes] = []
+    two: list[bytes] = []
+    return json.dumps(_packed(value, one, None)) == json.dumps(_packed(other, two, None)) and one == two
+
+
 def receive(of: socket, held: Callable[[int], Any] | None = None) -> Any:
     """The next message.
 

@@ -5,7 +5,6 @@ def check(learner, t):
     for far in (0.0, 0.0, 1000.0):
         n, m, d = t.integers(1, 40), t.integers(2, 40), t.integers(1, 9)
         x, y = t.randn(n, d) + far, t.randn(m, d) + far
-        before = x.clone(), y.clone()
         exact = ((x.double()[:, None] - y.double()[None]) ** 2).sum(-1)
         place = f", around {far:g}" if far else ""
         t.close(
@@ -15,8 +14,6 @@ def check(learner, t):
             atol=1e-5,
         )
         t.equal(learner.nearest(x, y), exact.argmin(1), f"nearest(x [{n}, {d}], y [{m}, {d}]{place})")
-        t.unchanged(x, before[0], "x")
-        t.unchanged(y, before[1], "y")
     x = torch.zeros(3, 2)
     t.equal(
         learner.nearest(x, torch.ones(4, 2)), torch.zeros(3, dtype=torch.int64), "nearest where all are equally near"
