@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from weft import __version__
 from weft.bench import commands as bench
 from weft.cluster import commands as cluster
+from weft.comm import commands as comm
 from weft.console import note, out
 from weft.export import commands as export
 from weft.hardware import commands as hardware
@@ -45,6 +46,7 @@ bench.register(app)
 profiling.register(app)
 export.register(app)
 train.register(app)
+comm.register(app)
 cluster.register(app)
 report.register(app)
 learn.register(app)
