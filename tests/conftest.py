@@ -17,6 +17,7 @@ from where import DEVICE  # before anything imports a kernel: without a GPU this
 
 NEEDS = {  # what the tests in a folder need: without it they are not collected, and the head of the run says so
     **dict.fromkeys(("bench", "course", "nn", "operators", "optim"), ("torch", "triton")),
+    "comm": ("torch",),
     "cluster": ("numpy", "numba", "hypothesis"),
     "export": ("torch", "onnx", "onnxscript", "onnxruntime"),
     "train": ("torch", "sklearn"),

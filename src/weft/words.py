@@ -36,3 +36,19 @@ def period(seconds: float) -> str:
         elif parts:
             break
     return " ".join(parts)
+
+
+SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}  # as in nccl-tests: K is 1024
+
+
+def byte_count(text: str, name: str = "size") -> int:
+    """``8``, ``4K``, ``64KiB``, ``1.5M``: bytes, with K = 1024.
+
+    Raises:
+        ValueError: something else, or less than one byte.
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = float(found[1]) * SIZES[found[2].upper()] if found else 0
+    if size < 1 or size != int(size):
+        raise ValueError(f"{name} is '{text}'; expected bytes above 0 such as 8, 4K, 64M or 1G (K = 1024)")
+    return int(size)

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import Any
 
 SLICE_S = 0.25  # how often a waiting rank looks whether another one failed, or waits elsewhere
@@ -74,15 +73,12 @@ class Control:
         on_end: is called by the watch before it ends the process (to print what was measured).
     """
 
-    def __init__(
-        self, store: Any, rank: int, ranks: int, deadline_s: float, on_end: Callable[[], None] = lambda: None
-    ):
+    def __init__(self, store: Any, rank: int, ranks: int, deadline_s: float, on_end: Callable[[], None] = lambda: None):
         self.store, self.rank, self.ranks, self.deadline_s, self.on_end = store, rank, ranks, deadline_s, on_end
         self._calls: dict[str, int] = {}
         self._inside: tuple[str, float, float] | None = None  # what, since when, deadline
         self._ended = threading.Event()
         store.set(f"pid/{rank}", str(os.getpid()))
-        self._watching = store.clone() if hasattr(store, "clone") else store
         self._watch = threading.Thread(target=self._look, name="weft-comm-watch", daemon=True)
         self._watch.start()
 
@@ -116,12 +112,16 @@ class Control:
             self.store.delete_key(f"call/{group}/{call - 2}/{self.rank}")
 
     def _came(self, keys: list[str], until: float) -> bool:
+        """Whether all keys are there, within a slice of the time that is left. (The store's own wait logs each timeout.)"""
+        until, pause = min(until, time.monotonic() + SLICE_S), 2e-5
         try:
-            self.store.wait(keys, timedelta(seconds=max(min(SLICE_S, until - time.monotonic()), 0.001)))
-        except RuntimeError as error:  # DistStoreError: not yet; DistNetworkError: the store is gone
-            if "timeout" not in str(error).lower():
-                raise CollectiveFailed(f"the rendezvous store is gone: the process that has it ended ({error})") from None
-            return False
+            while not self.store.check(keys):
+                if time.monotonic() >= until:
+                    return False
+                time.sleep(pause)
+                pause = min(2 * pause, 2e-3)
+        except RuntimeError as error:
+            raise CollectiveFailed(f"the rendezvous store is gone: the process that has it ended ({error})") from None
         return True
 
     def _look_elsewhere(self, group: str, call: int, signature: Signature, others: Sequence[int]) -> None:
@@ -131,12 +131,17 @@ class Control:
                 raise OtherFailed(self.store.get(f"failed/{r}").decode())
         for r in others:
             at = _at(self.store, r)
-            if at and at["state"] == "waits before" and at["group"] != group and self.rank in at["members"] and r in others:
-                if self._calls.get(at["group"], 0) < at["call"]:
-                    raise Mismatch(
-                        f"order of calls: rank {self.rank} is at {signature} of group {group} (call {call}), "
-                        f"rank {r} at {at['what']} of group {at['group']} (call {at['call']}); each waits for the other"
-                    )
+            if (
+                at
+                and at["state"] == "waits before"
+                and at["group"] != group
+                and self.rank in at["members"]
+                and self._calls.get(at["group"], 0) < at["call"]
+            ):
+                raise Mismatch(
+                    f"order of calls: rank {self.rank} is at {signature} of group {group} (call {call}), "
+                    f"rank {r} at {at['what']} of group {at['group']} (call {at['call']}); each waits for the other"
+                )
 
     def _compare(self, call: int, members: Sequence[int], found: dict[int, Signature]) -> None:
         first = found[members[0]]
@@ -183,21 +188,21 @@ class Control:
                 continue
             message = f"rank {self.rank} is in {what} since {deadline_s:g} s, at {_line_of_main_thread()}"
             try:
-                states = [f"rank {r} {last_state(self._watching, r)}" for r in range(self.ranks) if r != self.rank]
-                silent = [s for r, s in enumerate(states) if not self._watching.check([f"failed/{r + (r >= self.rank)}"])]
+                states = [f"rank {r} {last_state(self.store, r)}" for r in range(self.ranks) if r != self.rank]
+                silent = [s for r, s in enumerate(states) if not self.store.check([f"failed/{r + (r >= self.rank)}"])]
             except Exception as error:
                 states = silent = [f"the store does not answer: {error}"]
-            self.fail("; ".join([message, *silent]), self._watching)
+            self.fail("; ".join([message, *silent]))
             sys.stderr.write(f"weft: {'; '.join([message, *states])}\n")
             self.on_end()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(ENDED_BY_WATCH)
 
-    def fail(self, message: str, store: Any = None) -> None:
+    def fail(self, message: str) -> None:
         """Tells the other ranks and the process that started this one."""
         with contextlib.suppress(Exception):
-            (store or self.store).set(f"failed/{self.rank}", message)
+            self.store.set(f"failed/{self.rank}", message)
 
     def close(self) -> None:
         self._ended.set()
@@ -231,7 +236,11 @@ def _line_of_main_thread() -> str:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame and (os.sep + "torch" + os.sep in frame.f_code.co_filename) and frame.f_back:
         frame = frame.f_back
-    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}" if frame else "its end"
+    return (
+        f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} in {frame.f_code.co_name}"
+        if frame
+        else "its end"
+    )
 
 
 def _at(store: Any, rank: int) -> dict[str, Any] | None:

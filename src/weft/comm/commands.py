@@ -22,9 +22,9 @@ def comm(
     ranks: Annotated[int, typer.Option(help="processes to start on this machine [default: one a GPU, else 2]")] = 0,
     gpus: Annotated[int, typer.Option(help="the same, one GPU each, over NCCL")] = 0,
     backend: Annotated[str, typer.Option(help="nccl, gloo or mpi [default: nccl with GPUs, else gloo]")] = "",
-    least: Annotated[str, typer.Option("--min", help="least size in bytes; K = 1024")] = "1K",
-    most: Annotated[str, typer.Option("--max", help="greatest size [default: 64M on GPUs, else 4M]")] = "",
-    factor: Annotated[float, typer.Option(help="each size is so many times the last")] = 2.0,
+    least: Annotated[str, typer.Option("--min", "-b", help="least size in bytes; K = 1024")] = "1K",
+    most: Annotated[str, typer.Option("--max", "-e", help="greatest size [default: 64M on GPUs, else 4M]")] = "",
+    factor: Annotated[float, typer.Option("--factor", "-f", help="each size is so many times the last")] = 2.0,
     dtype: Annotated[str, typer.Option(help="fp32, fp64, fp16, bf16, fp8_e4m3, int8, int32, …")] = "fp32",
     op: Annotated[str, typer.Option(help="sum, prod, min, max; avg on NCCL")] = "sum",
     root: Annotated[int, typer.Option(help="of broadcast, reduce, gather, scatter")] = 0,
@@ -49,10 +49,11 @@ def comm(
 ) -> None:
     """Time collectives on several ranks: bus bandwidth, wrong elements, the alpha-beta model, a verdict on the link.
 
-    Starts its processes itself, or joins those of torchrun, mpirun or srun.
+    Starts its processes itself, or joins those of torchrun, mpirun or srun. (torchrun takes --max for one of its own: use -e.)
     """
     from weft.comm import ranks as launched
     from weft.comm import settings as s
+    from weft.words import byte_count
 
     who = launched.started()
     wanted = gpus or ranks
@@ -62,9 +63,9 @@ def comm(
         raise ValueError(f"{who.by} started {who.size} ranks and {wanted} are asked for; leave --ranks and --gpus out")
     backend = _backend(backend, gpus)
     ranks = who.size if who else _ranks(backend, wanted)
-    largest = s.parse_bytes(most or ("64M" if backend == "nccl" else "4M"), "max")
+    largest = byte_count(most or ("64M" if backend == "nccl" else "4M"), "max")
     settings = s.Settings(
-        bytes=s.sizes(s.parse_bytes(least, "min"), largest, factor), dtype=dtype, op=op, root=root, place=place, mode=mode,
+        bytes=s.sizes(byte_count(least, "min"), largest, factor), dtype=dtype, op=op, root=root, place=place, mode=mode,
         iterations=iterations, subgroups=subgroups, registered=registered, checked=checked, deadline_s=deadline,
     )  # fmt: skip
     settings.check_ranks(ranks)
@@ -75,6 +76,9 @@ def comm(
     from weft.comm.terminal import Table, print_changes
 
     names = collectives or []
+    if mode == "graph" and "barrier" in names:
+        raise ValueError("barrier has no CUDA graph: its host waits; leave it out")
+    names = names or [n for n in known.COLLECTIVES if mode != "graph" or n != "barrier"]
     found = known.find(names)
     if who is None or who.rank == 0:
         earlier = _earlier(compare, backend, ranks) if compare else None
@@ -172,14 +176,18 @@ def _ranks(backend: str, wanted: int) -> int:
 
     seen = torch.cuda.device_count()
     if (wanted or seen) > seen:
-        raise ValueError(f"{wanted} ranks want a GPU each; PyTorch sees {seen}: --gpus {seen}, or --backend gloo on CPUs")
+        raise ValueError(
+            f"{wanted} ranks want a GPU each; PyTorch sees {seen}: --gpus {seen}, or --backend gloo on CPUs"
+        )
     return wanted or seen
 
 
 def _check_backend(settings: Any, backend: str) -> None:
     operators = ("sum", "prod", "min", "max") + ("avg",) * (backend == "nccl")
     if settings.op not in operators:
-        raise ValueError(f"op is '{settings.op}', which {backend} does not have; expected one of {', '.join(operators)}")
+        raise ValueError(
+            f"op is '{settings.op}', which {backend} does not have; expected one of {', '.join(operators)}"
+        )
     if backend != "nccl" and (settings.mode == "graph" or settings.registered):
         what = "mode graph" if settings.mode == "graph" else "--registered"
         raise ValueError(f"{what} is NCCL's; backend is '{backend}'")
@@ -193,7 +201,9 @@ def _earlier(compare: str, backend: str, ranks: int) -> list[dict[str, Any]]:
 
     if compare != "last":
         return verdict.read(compare)
-    lines = [line for line in Store().lines(name=_Saver.FILE) if (line.get("backend"), line.get("ranks")) == (backend, ranks)]
+    lines = [
+        line for line in Store().lines(name=_Saver.FILE) if (line.get("backend"), line.get("ranks")) == (backend, ranks)
+    ]
     if not lines:
         raise ValueError(f"no earlier run of {ranks} {backend} ranks is saved; run once with --save")
     return [line for line in lines if line.get("run") == lines[-1].get("run")]
@@ -210,7 +220,10 @@ class _Saver:
         from weft.records import Store, commit, now
 
         self.store, self.machine = Store(), query.name("cuda" if backend == "nccl" else "cpu")
-        self.run, self.head = now(), {"commit": commit(), "versions": query.versions(), "backend": backend, "ranks": ranks}
+        self.run, self.head = (
+            now(),
+            {"commit": commit(), "versions": query.versions(), "backend": backend, "ranks": ranks},
+        )
         self.store.probe(self.machine)
 
     def begin(self, about: dict[str, Any]) -> None:

@@ -3,8 +3,8 @@
 import socket
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,12 +17,13 @@ from weft.timing import quantile
 
 BUDGET_S = 0.3  # of one point, where the number of iterations is not given
 LEAST, MOST = 10, 500  # iterations
+MOST_QUEUED = 100  # of them while a GPU waits: its queue holds about a thousand launches and events
 WARM_UP = 3
 IN_FLIGHT = 4  # calls, in mode async
 IN_GRAPH = 10  # calls, in mode graph
 SPIKE = 3.0  # times the median
 LATE_SHARE, LATE_US = 0.5, 20.0  # of the median, and at least: how late a rank enters that others wait for
-Allocation = Callable[[], Any]  # a context in which buffers are allocated
+Empty = Callable[[int, torch.dtype], Any]  # allocates so many elements
 
 
 def counts(collective: Collective, size: int, dtype: str, n: int) -> tuple[int, int, int]:
@@ -51,7 +52,7 @@ class Point:
     """One collective at one size. All ranks make the same one.
 
     Args:
-        allocation: a context in which buffers are allocated (registered memory).
+        empty: allocates a buffer; by default PyTorch's own memory.
     """
 
     def __init__(
@@ -61,14 +62,15 @@ class Point:
         group: Group,
         settings: Settings,
         device: torch.device,
-        allocation: Allocation = nullcontext,
+        empty: Empty | None = None,
     ):
         self.collective, self.group, self.settings, self.device = collective, group, settings, device
         self.count, self.part, self.bytes = counts(collective, size, settings.dtype, group.size)
         self.in_place = self._in_place()
         sets = IN_FLIGHT if settings.mode == "async" else 1
-        with allocation():
-            self.buffers = [self._make() for _ in range(sets)]
+        self.empty = empty or (lambda n, dtype: torch.empty(n, dtype=dtype, device=device))
+        self.host_s = 0.0  # that a call takes to return
+        self.buffers = [self._make() for _ in range(sets)]
 
     def _in_place(self) -> bool:
         """Whether calls are in place: what was asked, and by default what the backend's interface has alone."""
@@ -82,13 +84,13 @@ class Point:
         inputs, outputs = self.collective.elements(self.count, g.size, g.rank)
         dtype = DTYPES[s.dtype]
         if self.in_place:
-            whole = torch.empty(max(inputs, outputs), dtype=dtype, device=self.device)
+            whole = self.empty(max(inputs, outputs), dtype)
             mine = whole[g.rank * self.part :][: self.part]
             inp = mine if self.collective.alias == "input in output" else whole
             out = mine if self.collective.alias == "output in input" else whole
         else:
-            inp = torch.empty(inputs, dtype=dtype, device=self.device)
-            out = torch.empty(outputs, dtype=dtype, device=self.device)
+            inp = self.empty(inputs, dtype)
+            out = self.empty(outputs, dtype)
         return Buffers(inp, out, g.size, g.rank, self.part, s)
 
     def measure(self) -> tuple[dict[str, Any], ...] | None:
@@ -166,17 +168,19 @@ class Point:
 
     def _iterations(self, call: Callable[[], None], per_call: int) -> int:
         """Time stamps to take: what was asked, or what the budget holds on the slowest rank."""
-        if self.settings.iterations:
-            return max(1, -(-self.settings.iterations // per_call))
         begin = time.perf_counter()
         for _ in range(WARM_UP):
             call()
+        self.host_s = (time.perf_counter() - begin) / WARM_UP
         self._synchronize()
+        if self.settings.iterations:
+            return max(1, -(-self.settings.iterations // per_call))
         seconds = torch.tensor([(time.perf_counter() - begin) / WARM_UP], dtype=torch.float64, device=self.device)
         self.group.transport.all_reduce(seconds, seconds, "max", True)
         if self.settings.subgroups:  # groups share the links: the same number in all
             return LEAST
-        return int(min(max(BUDGET_S / max(seconds.item(), 1e-7), LEAST), MOST))
+        queued = self.device.type == "cuda" and self.settings.mode != "blocking"
+        return int(min(max(BUDGET_S / max(seconds.item(), 1e-7), LEAST), MOST_QUEUED if queued else MOST))
 
     def _time(self, call: Callable[[], None], iterations: int) -> tuple[float | None, list[float]]:
         """This host's clock at the first stamp (None: the stamps are a GPU's) and the stamps since, microseconds."""
@@ -199,7 +203,7 @@ class Point:
         """The device is kept busy while the host queues the calls, so that no launch gaps are timed; the call before the
         first event brings all ranks together."""
         events = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
-        torch.cuda._sleep(min(iterations * 60_000, 60_000_000))  # cycles: about 30 us of host time a call
+        torch.cuda._sleep(int(2e9 * min(1.5 * iterations * self.host_s + 1e-3, 0.2)))  # cycles: about 2 GHz
         call()
         events[0].record()
         for event in events[1:]:
@@ -218,12 +222,14 @@ def record(point: Point, found: tuple[dict[str, Any], ...]) -> dict[str, Any]:
     the mean over iterations and ranks; p50 and p99 are of each iteration's slowest rank."""
     s, size = point.settings, point.bytes
     per_stamp = found[0]["per_stamp"]
-    by_rank = [[(b - a) / per_stamp for a, b in _pairs(one["stamps_us"])] for one in found]
+    by_rank = [[(b - a) / per_stamp for a, b in pairwise(one["stamps_us"])] for one in found]
     each = [max(column) for column in zip(*by_rank, strict=True)]
     time_us = statistics.mean(map(statistics.mean, by_rank))
     algbw = size / time_us / 1e3
     middle = statistics.median(each)
-    late = _lateness(found) if not point.collective.rooted and point.collective.name != "send_recv" else [0.0] * len(found)
+    late = (
+        _lateness(found) if not point.collective.rooted and point.collective.name != "send_recv" else [0.0] * len(found)
+    )
     straggler = max(range(len(late)), key=lambda r: late[r])
     return {
         "collective": point.collective.name,
@@ -257,10 +263,6 @@ def record(point: Point, found: tuple[dict[str, Any], ...]) -> dict[str, Any]:
         "straggler": straggler if late[straggler] > max(LATE_SHARE * middle, LATE_US) else None,
         "late_us": late,
     }
-
-
-def _pairs(values: list[float]) -> Iterator[tuple[float, float]]:
-    return zip(values, values[1:], strict=False)
 
 
 def _lateness(found: Sequence[dict[str, Any]]) -> list[float]:

@@ -30,6 +30,9 @@ class Stretch:
     alpha_error: float | None
     beta_error: float | None
 
+    def at(self, size: float) -> float:
+        return self.alpha_us + self.beta_us * size
+
 
 @dataclass(frozen=True)
 class AlphaBeta:
@@ -42,9 +45,13 @@ class AlphaBeta:
 
     def predict(self, size: float) -> float:
         """Microseconds for so many bytes."""
-        ends = [math.sqrt(a.most_bytes * b.least_bytes) for a, b in zip(self.stretches, self.stretches[1:], strict=False)]
-        s = self.stretches[bisect.bisect_right(ends, size)]
-        return s.alpha_us + s.beta_us * size
+        i = bisect.bisect_right([s.least_bytes for s in self.stretches[1:]], size)
+        s = self.stretches[i]
+        if size > s.most_bytes and i + 1 < len(self.stretches):  # between two stretches: along a line in log-log
+            after = self.stretches[i + 1]
+            share = math.log(size / s.most_bytes) / math.log(after.least_bytes / s.most_bytes)
+            return s.at(s.most_bytes) ** (1 - share) * after.at(after.least_bytes) ** share
+        return s.at(size)
 
     @property
     def alpha_us(self) -> float:
@@ -90,9 +97,7 @@ def fit(sizes: Sequence[int], times_us: Sequence[float]) -> AlphaBeta:
             size, time = points[i]
             unseen.append(abs(AlphaBeta(_stretches(points[:i] + points[i + 1 :]), None, None).predict(size) / time - 1))
     unseen.sort()
-    return AlphaBeta(
-        _stretches(points), unseen[len(unseen) // 2] if unseen else None, unseen[-1] if unseen else None
-    )
+    return AlphaBeta(_stretches(points), unseen[len(unseen) // 2] if unseen else None, unseen[-1] if unseen else None)
 
 
 def _stretches(points: list[tuple[int, float]]) -> tuple[Stretch, ...]:
@@ -101,7 +106,7 @@ def _stretches(points: list[tuple[int, float]]) -> tuple[Stretch, ...]:
     # best[k][j]: (error, stretches) of the first j points in k stretches
     best: list[dict[int, tuple[float, tuple[tuple[int, int], ...]]]] = [{0: (0.0, ())}]
     for _ in range(min(MOST_STRETCHES, n // LEAST_POINTS)):
-        row = {}
+        row: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {}
         for (i, j), (_, _, error) in lines.items():
             if i in best[-1]:
                 before, cut = best[-1][i]

@@ -25,7 +25,9 @@ def draw(records: Sequence[dict[str, Any]], about: dict[str, Any], path: str) ->
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError("--plot needs matplotlib: pip install 'weft[pictures]'", name=missing.name) from missing
+        raise ModuleNotFoundError(
+            "--plot needs matplotlib: pip install 'weft[pictures]'", name=missing.name
+        ) from missing
     figure = Figure(figsize=(11, 4.6), layout="constrained", facecolor=INK["paper"])
     FigureCanvasAgg(figure)
     rate, time = figure.subplots(1, 2)

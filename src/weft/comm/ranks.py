@@ -78,7 +78,9 @@ def rendezvous(ranks: Ranks, deadline_s: float, mpi: Any = None) -> Any:
                 f"port {port} of the rendezvous is taken on {socket.gethostname()}: another run has it; "
                 "set MASTER_PORT to a free one on every rank"
             ) from None
-        raise CollectiveFailed(f"rank {ranks.rank} cannot open the rendezvous at {where}: {_first_line(error)}") from None
+        raise CollectiveFailed(
+            f"rank {ranks.rank} cannot open the rendezvous at {where}: {_first_line(error)}"
+        ) from None
     return _all_here(store, ranks, deadline_s, where)
 
 
@@ -99,7 +101,9 @@ def _master(ranks: Ranks) -> str:
         except (OSError, subprocess.SubprocessError, IndexError):
             raise CollectiveFailed(f"no host for the rendezvous: {' '.join(command)} failed; set MASTER_ADDR") from None
     if _several_hosts(ranks):
-        raise CollectiveFailed("ranks are on several hosts: set MASTER_ADDR to the host of rank 0 (mpirun -x MASTER_ADDR)")
+        raise CollectiveFailed(
+            "ranks are on several hosts: set MASTER_ADDR to the host of rank 0 (mpirun -x MASTER_ADDR)"
+        )
     return "127.0.0.1"
 
 

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 from weft.comm import environment, ranks
@@ -10,7 +9,7 @@ from weft.comm.checked import CollectiveFailed, Control, OtherFailed
 from weft.comm.collectives import Collective
 from weft.comm.settings import Settings
 
-Emit = Callable[[dict[str, Any]], None]
+START_S = 60.0  # in which processes that weft starts side by side have imported PyTorch
 
 
 def run(
@@ -42,15 +41,17 @@ def run(
         if settings.subgroups:
             n = settings.subgroups
             group = world.subgroups([range(i, i + n) for i in range(0, who.size, n)])
-        allocation: Any = nullcontext
+        empty = None
         if settings.registered:
-            from weft.comm.torch_transport import symmetric_pool
+            from weft.comm.torch_transport import registered
 
-            allocation = symmetric_pool(group.transport.group, device)  # type: ignore[attr-defined]
+            empty = registered(group.transport.group, device)
         for collective in collectives:
             for size in measure.plan(collective, settings, group.size):
-                _check_memory(measure.bytes_needed(collective, size, settings, group.size), world, collective.name, size)
-                point = measure.Point(collective, size, group, settings, device, allocation)
+                _check_memory(
+                    measure.bytes_needed(collective, size, settings, group.size), world, collective.name, size
+                )
+                point = measure.Point(collective, size, group, settings, device, empty)
                 times = point.measure()
                 if times is not None:
                     emit(control, measure.record(point, times))
@@ -81,6 +82,7 @@ def join(
 
     from weft.comm.group import Group
 
+    meeting_s = max(deadline_s, START_S) if who.by == "weft" else deadline_s
     device = torch.device("cpu")
     if backend == "nccl":
         gpus = torch.cuda.device_count()
@@ -96,13 +98,13 @@ def join(
 
         world = mpi_transport.world()
         who = ranks.Ranks(world.Get_rank(), world.Get_size(), who.local_rank, who.by)
-        store = ranks.rendezvous(who, deadline_s, world)
+        store = ranks.rendezvous(who, meeting_s, world)
         control = Control(store, who.rank, who.size, deadline_s, on_end)
         transport = mpi_transport.MpiTransport(world)
     else:
         from weft.comm import torch_transport
 
-        store = ranks.rendezvous(who, deadline_s)
+        store = ranks.rendezvous(who, meeting_s)
         control = Control(store, who.rank, who.size, deadline_s, on_end)
         with control.region(f"{backend}'s set-up", 2 * deadline_s):
             transport = torch_transport.start(backend, store, who.rank, who.size, device, deadline_s)
@@ -126,7 +128,9 @@ def _check_memory(needed: int, world: Any, name: str, size: int) -> None:
     least = torch.tensor([float(free)], dtype=torch.float64, device=device)
     world.transport.all_reduce(least, least, "min", True)
     if needed > least.item():
-        raise MemoryError(f"{name} of {size:,} bytes needs {needed >> 20:,} MiB a rank; {int(least.item()) >> 20:,} are free")
+        raise MemoryError(
+            f"{name} of {size:,} bytes needs {needed >> 20:,} MiB a rank; {int(least.item()) >> 20:,} are free"
+        )
 
 
 def _memory_available() -> int:

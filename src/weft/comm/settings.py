@@ -1,10 +1,8 @@
 """What a run of ``weft comm`` measures: collectives, sizes, dtype, operator, and how calls are made."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}  # as in nccl-tests: K is 1024
 BACKENDS = ("nccl", "gloo", "mpi")
 OPERATORS = ("sum", "prod", "min", "max", "avg")
 MODES = {
@@ -29,19 +27,6 @@ EXACT = {
 }  # fmt: skip
 
 
-def parse_bytes(text: str, name: str = "size") -> int:
-    """``8``, ``4K``, ``64KiB``, ``1.5M``: bytes, with K = 1024.
-
-    Raises:
-        ValueError: something else, or less than one byte.
-    """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    size = float(found[1]) * UNITS[found[2].upper()] if found else 0
-    if size < 1 or size != int(size):
-        raise ValueError(f"{name} is '{text}'; expected bytes above 0 such as 8, 4K, 64M or 1G (K = 1024)")
-    return int(size)
-
-
 def sizes(least: int, most: int, factor: float) -> list[int]:
     """Bytes from ``least`` to ``most``, each ``factor`` times the last.
 
@@ -52,7 +37,8 @@ def sizes(least: int, most: int, factor: float) -> list[int]:
         raise ValueError(f"factor is {factor}; expected more than 1 (2 doubles the size)")
     if most < least:
         raise ValueError(f"max is {most} bytes, below min, {least}; expected min <= max")
-    found, size = [], float(least)
+    found: list[int] = []
+    size = float(least)
     while size <= most * (1 + 1e-9):
         if not found or int(size) > found[-1]:
             found.append(int(size))

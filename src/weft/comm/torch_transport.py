@@ -80,8 +80,8 @@ class TorchTransport:
         self, out: Any, inp: Any, sends: Sequence[int] | None, receives: Sequence[int] | None, wait: bool
     ) -> Any:
         size = inp.element_size()
-        scaled = [None if side is None else [n * size for n in side] for side in (receives, sends)]
-        return dist.all_to_all_single(_bytes(out), _bytes(inp), *scaled, group=self.group, async_op=not wait)
+        there, here = (None if side is None else [n * size for n in side] for side in (receives, sends))
+        return dist.all_to_all_single(_bytes(out), _bytes(inp), there, here, group=self.group, async_op=not wait)
 
     def exchange(self, sends: Sequence[tuple[Any, int]], receives: Sequence[tuple[Any, int]], wait: bool) -> Any:
         calls = [dist.P2POp(dist.isend, _bytes(t), self.members[r], self.group) for t, r in sends]
@@ -125,16 +125,16 @@ def _bytes(x: Any) -> Any:
     return x.view(torch.uint8)
 
 
-def symmetric_pool(group: Any, device: torch.device) -> Callable[[], Any]:
-    """A context in which tensors are allocated in memory that NCCL has registered as symmetric (its zero-copy and
-    NVLS-free symmetric kernels take it). NCCL of 2.27 and PyTorch of 2.9 on.
+def registered(group: Any, device: torch.device) -> Callable[[int, torch.dtype], Any]:
+    """Allocates tensors in memory that NCCL has registered as symmetric windows, which its symmetric kernels take (NCCL of
+    2.27 on, PyTorch of 2.9). All ranks allocate the same sizes in the same order."""
+    import torch.distributed._symmetric_memory as symmetric
 
-    Raises:
-        RuntimeError: this PyTorch or NCCL has no such registration.
-    """
-    backend = group._get_backend(device)
-    if not hasattr(backend, "mem_allocator") or not hasattr(backend, "register_mem_pool"):
-        raise RuntimeError("registered memory needs PyTorch 2.9 with NCCL 2.27 or later")
-    pool = torch.cuda.MemPool(backend.mem_allocator)
-    backend.register_mem_pool(pool, symm=True)
-    return lambda: torch.cuda.use_mem_pool(pool)
+    symmetric.set_backend("NCCL")
+
+    def empty(n: int, dtype: torch.dtype) -> Any:
+        found = symmetric.empty(max(n, 1), dtype=dtype, device=device)[:n]
+        symmetric.rendezvous(found, group.group_name)
+        return found
+
+    return empty

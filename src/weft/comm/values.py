@@ -23,12 +23,14 @@ REDUCED = -1  # in place of a source rank: the reduction over all ranks
 
 def value(rank: Tensor | int, index: Tensor, dtype: str, op: str, ranks: int) -> Tensor:
     """Input ``index`` of ``rank``, int64. ``rank`` is a number, or a tensor like ``index``."""
-    mixed = index * 31 + rank * 17 + index // 251 * 7
+    mixed = index * 31 + rank * 23 + index // (rank + 7) * 13
     if op == "prod":  # 1 or 2, and more than 1 on so few ranks that the product is exact
-        return torch.where(torch.as_tensor(rank, device=index.device) < EXACT[dtype].bit_length() - 2, 1 + mixed % 2, 1)
-    most = 61 if op in ("min", "max") else max(min(EXACT[dtype] // ranks, 61), 1)
-    most = min(most, EXACT[dtype])
-    found = mixed % (most + 1)
+        return torch.where(
+            torch.as_tensor(rank, device=index.device) < EXACT[dtype].bit_length() - 2, 1 + mixed // 3 % 2, 1
+        )
+    if op in ("min", "max"):
+        return mixed % (min(EXACT[dtype], 61) + 1)
+    found = mixed % (max(min(EXACT[dtype] // ranks, 61), 1) + 1)
     return torch.where(torch.as_tensor(rank, device=index.device) < EXACT[dtype], found, 0)
 
 

@@ -1,4 +1,4 @@
-"""``weft doctor`` and ``weft ceilings``."""
+"""``weft doctor``, ``weft ceilings``, ``weft bandwidth`` and ``weft topology``."""
 
 import json
 from typing import Annotated
@@ -7,12 +7,12 @@ import typer
 from rich import box
 from rich.table import Table
 
-from weft.console import Json, out, print_json, told
+from weft.console import Json, out, print_json, print_line, told
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the ``weft`` command."""
-    for function in (doctor, ceilings):
+    for function in (doctor, ceilings, bandwidth, topology):
         app.command(rich_help_panel="Hardware")(function)
 
 
@@ -49,3 +49,57 @@ def ceilings(
         scale, unit = (1e12, "T" + m.unit) if m.details["value"] > 1e12 else (1e9, "G" + m.unit)
         table.add_row(m.implementation, f"{m.details['value'] / scale:.2f} {unit}")
     out.print(table)
+
+
+def bandwidth(
+    size: Annotated[str, typer.Option(help="bytes of a copy; K = 1024")] = "256M",
+    as_json: Json = False,
+) -> None:
+    """Measure every link: host to device, device to device by copy engine and by SM, latency, managed memory."""
+    from weft.hardware import bandwidth as links
+    from weft.words import byte_count
+
+    found = links.measure(size=byte_count(size, "size"), say=told)
+    if as_json:
+        print_json(found)
+        return
+    table = Table(title="Measured links", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    for name in ("test", "from", "to"):
+        table.add_column(name)
+    table.add_column("rate", justify="right")
+    for r in found["records"]:
+        table.add_row(r["test"], r["from"], r["to"], f"{r['value']:,.4g} {r['unit']}")
+    out.print(table)
+    for note in found["notes"]:
+        print_line(note)
+
+
+def topology(
+    picture: Annotated[str, typer.Option(help="also draw it: FILE.png or .svg")] = "",
+    as_json: Json = False,
+) -> None:
+    """Show how GPUs, NVLinks, PCIe, NUMA nodes and network cards hang together, and what is not as it should be."""
+    from weft.hardware import topology as links
+
+    found = links.read()
+    if picture:
+        from weft.hardware.topology_picture import draw
+
+        told(str(draw(found, picture)))
+    if as_json:
+        print_json(found.to_dict())
+        return
+    rows = found.matrix()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for head in rows[0]:
+        table.add_column(head)
+    for row in rows[1:]:
+        table.add_row(*row)
+    if len(rows) > 1:
+        out.print(table)
+    for n in found.nodes:
+        print_line(
+            f"NUMA {n.index}: CPUs {n.cpus}, {n.memory_gib:,.1f} GiB, distances {' '.join(map(str, n.distances))}"
+        )
+    for note in found.notes:
+        print_line(note)
