@@ -98,6 +98,8 @@ def _poison_empty_tensors() -> None:
     import torch
 
     torch.set_num_threads(1)  # a forked process has none of its parent's threads
+    with torch.device("meta"):
+        torch.empty(0)  # a device's context remembers which functions make tensors: before they are replaced
 
     def poisoned(make: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(make)

@@ -1,0 +1,24 @@
+# rejected at: right
+# The result is taken for [H, B, S, D].
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def make_sdpa(attention: Callable[[Tensor, Tensor, Tensor, float], Tensor]) -> Callable[..., Tensor]:
+    def sdpa(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """query [B, H, S, D], key and value [B, G, S, D], G = H unless enable_gqa → [B, H, S, D]."""
+        B, H, S, D = query.shape
+        if attn_mask is not None or dropout_p or not is_causal or key.shape[2] != S:
+            raise NotImplementedError("this kernel is causal, without mask and dropout, for as many keys as queries")
+        if enable_gqa:
+            group = H // key.shape[1]
+            key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+        q, k, v = (x.reshape(B * H, S, D) for x in (query, key, value))
+        return attention(q, k, v, D**-0.5 if scale is None else scale).view(H, B, S, D).transpose(0, 1)
+
+    return sdpa
