@@ -37,6 +37,35 @@ def test_kernels_belong_to_the_operator_that_launched_them_with_rates_against_th
     assert p.steps[0].kernels == p.steps[0].launches == p.launches == 2
 
 
+def test_rates_of_our_operators_forward_and_backward():
+    """A backward's work is that of the shapes of its forward call; a cast before it has the same number."""
+    big, bf16 = 8 * 1024 * 512, "c10::BFloat16"
+    t = MadeTrace()
+    for at, (name, dims, number) in enumerate(
+        (
+            ("NormFunction", [(8, 1024, 512), (512,)], 3),
+            ("Map", [(), (8, 1024, 512), (8, 1024, 512)], 4),
+            ("Attention", [(), (8, 4, 1024, 128), (8, 2, 1024, 128), (8, 2, 1024, 128)], 5),
+        )
+    ):
+        t.op("aten::to", 300 * at, 1, [(9,)], **{"Sequence number": number})
+        t.op(name, 300 * at + 5, 20, dims, bf16, **{"Sequence number": number})
+        t.kernel(300 * at + 10, 300 * at + 20, 100)
+        t.op(f"{name}Backward", 300 * at + 150, 20, [(8, 1024, 512)], bf16, **{"Sequence number": number})
+        t.kernel(300 * at + 155, 300 * at + 165, 100)
+    rows = {(r.operator, r.phase): r for r in t.profile(LIMITS).rows}
+    moved = {  # of bf16 tensors of that size
+        ("NormFunction", "forward"): 2, ("NormFunctionBackward", "backward"): 3,
+        ("Map", "forward"): 3, ("MapBackward", "backward"): 5,
+    }  # fmt: skip
+    for key, tensors in moved.items():
+        assert rows[key].bytes_per_s == pytest.approx(tensors * 2 * big / 100e-6, rel=1e-3), key
+        assert rows[key].dtype == "bf16"
+    scores = 2 * 2 * 8 * 4 * 1024 * 1024 * 128
+    assert rows["Attention", "forward"].flops_per_s == pytest.approx(scores / 100e-6)
+    assert rows["AttentionBackward", "backward"].flops_per_s == pytest.approx(2.5 * scores / 100e-6)
+
+
 def test_without_launches_the_external_id_leads_to_the_operator():
     t = MadeTrace()
     t.op("aten::mm", 0, 10, [(8, 8), (8, 8)], **{"External id": 41})

@@ -88,12 +88,14 @@ def rows(work: list[Work], limits: Any) -> list[Row]:
 def _rates(row: Row, members: list[Work], limits: Any) -> None:
     """Fills in bandwidth, FLOP rate and share of the ceiling."""
     by_op: dict[Any, int] = {}
+    origins = {w.op: w.origin for w in members if w.op is not None}
     for w in members:  # an operator may launch several kernels
         if w.op is not None:
             by_op[w.op] = by_op.get(w.op, 0) + w.ns
     known: list[tuple[Cost, int]] = []
     for op, ns in by_op.items():
-        found = cost.of(op.name, op.args)
+        origin = origins[op]
+        found = cost.of(op.name, op.args) if origin is None else cost.of_backward(origin.name, origin.args)
         if found is not None and ns > 0:
             known.append((found, ns))
     seconds = sum(ns for _, ns in known) / 1e9

@@ -26,6 +26,7 @@ class Work:
     phase: str  # forward, backward, optimizer
     module: str  # the innermost torch.nn module, where stacks were recorded
     ns: int
+    origin: Span | None = None  # of an autograd function's backward the forward call
 
     @property
     def operator(self) -> str:
@@ -54,7 +55,7 @@ def _on_gpu(trace: Trace, window: tuple[int, int], forward: dict[Any, Span]) -> 
             recorded = span.args.get("External id", span.args.get("external id"))
             op = external.get(recorded) if isinstance(recorded, int) else None
         phase, module = context(op or launch, forward)
-        found.append(Work(span, launch, op, phase, module, end - start))
+        found.append(Work(span, launch, op, phase, module, end - start, _origin(op, forward)))
     return found
 
 
@@ -97,18 +98,27 @@ def context(span: Span | None, forward: dict[Any, Span]) -> tuple[str, str]:
     return phase, module
 
 
+def _origin(op: Span | None, forward: dict[Any, Span]) -> Span | None:
+    """Of ``NormBackward``, an autograd function's, the call of ``Norm``."""
+    if op is None or not op.name.endswith("Backward"):
+        return None
+    return forward.get((op.args.get("Sequence number"), op.name.removesuffix("Backward")))
+
+
 def _module(name: str) -> str:
     """``nn.Module: Linear_0`` → ``Linear``."""
     return re.sub(r"_\d+$", "", name.removeprefix("nn.Module: "))
 
 
 def forward_operators(trace: Trace) -> dict[Any, Span]:
-    """Forward operators by the sequence number that autograd gives them."""
+    """Forward operators by the sequence number that autograd gives them, and by (number, name): casts before one may have its
+    number too."""
     found: dict[Any, Span] = {}
     for s in trace.host:
         number = s.args.get("Sequence number") if s.kind == "op" else None
         if isinstance(number, int) and number >= 0 and not s.name.startswith(ENGINE) and not BACKWARD.search(s.name):
             found.setdefault(number, s)
+            found.setdefault((number, s.name), s)
     return found
 
 

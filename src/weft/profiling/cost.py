@@ -53,6 +53,9 @@ ELEMENTWISE = frozenset(
 )
 
 Shape = tuple[int, ...]
+# weft's autograd functions that are bound by memory, how often the larger tensors among their inputs are read and written in
+# backward, beside the gradients that come in: (read, written). Forward each is read once.
+OURS = {"NormFunction": (1, 1), "Rotation": (0, 1), "Map": (1, 1)}
 
 
 def of(name: str, args: dict[str, Any]) -> Cost | None:
@@ -67,9 +70,45 @@ def of(name: str, args: dict[str, Any]) -> Cost | None:
         return _convolution_backward(tensors[:3])
     if base in ATTENTION and len(tensors) >= 3:
         return _attention(tensors[:3])
+    if base == "Attention":
+        return _attention(_heads(tensors))
+    if base in OURS:
+        large = _large(tensors)
+        written = large if base == "Rotation" else large[:1]
+        return Cost(sum(map(_size, large)), sum(map(_size, written))) if large else None
     if base.removesuffix("_") in ELEMENTWISE or base in ELEMENTWISE:
         return _elementwise(base, [t for t in tensors if t])
     return None
+
+
+def of_backward(name: str, args: dict[str, Any]) -> Cost | None:
+    """The work of the gradient of one of weft's operators, by the shapes of its forward call."""
+    tensors = _tensors(args.get("Input Dims"), args.get("Input type"))
+    if name == "Attention":
+        found = _attention(_heads(tensors))
+        # five products in place of two, at most: scores, and the gradients of scores, q, k and v
+        flops = {kind: 2.5 * n for kind, n in found.matrix_flops.items()} if found else {}
+        return found and Cost(found.reads + 2 * found.writes, found.reads, flops)
+    large = _large(tensors)
+    if name not in OURS or not large:
+        return None
+    read, written = OURS[name]
+    all_of_it = sum(map(_size, large))
+    gradients = all_of_it if name == "Rotation" else _size(large[0])
+    return Cost(gradients + read * all_of_it, written * all_of_it)
+
+
+def _heads(tensors: Sequence[tuple[Shape, str] | None]) -> list[tuple[Shape, str]]:
+    """q, k and v of four dimensions, which lead the tensors of a call."""
+    return [t for t in tensors if t and len(t[0]) == 4][:3]
+
+
+def _large(tensors: Sequence[tuple[Shape, str] | None]) -> list[tuple[Shape, str]]:
+    """Those with more than two dimensions, which have a batch: not weights, angles or seeds; of x [rows, columns] those of its
+    size."""
+    known = [t for t in tensors if t and t[0]]
+    most = max((math.prod(t[0]) for t in known), default=0)
+    return [t for t in known if len(t[0]) > 2 or math.prod(t[0]) == most]
 
 
 def dtype(args: dict[str, Any]) -> str:
@@ -83,7 +122,7 @@ def _tensors(dims: Any, types: Any) -> list[tuple[Shape, str] | None]:
         return []
     found: list[tuple[Shape, str] | None] = []
     for shape, kind in zip(dims, types, strict=False):
-        known = DTYPES.get(str(kind))
+        known = DTYPES.get(str(kind).lower())
         fits = isinstance(shape, list) and all(isinstance(n, int) and 0 <= n < 2**40 for n in shape)
         found.append((tuple(shape), known) if known and fits else None)
     return found
@@ -151,7 +190,7 @@ def _integers(text: Any) -> list[int] | None:
 
 def _attention(tensors: Sequence[tuple[Shape, str] | None]) -> Cost | None:
     """Of q, k, v [B, H, S, D]: both products, counted in full (a causal mask is not in the trace)."""
-    q, k, v = tensors
+    q, k, v = (*tensors, None, None, None)[:3]
     if q is None or k is None or v is None or not len(q[0]) == len(k[0]) == len(v[0]) == 4:
         return None
     (b, h, s, d), keys = q[0], k[0][2]

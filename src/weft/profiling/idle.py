@@ -7,7 +7,7 @@ A gap is a time in which no kernel and no copy runs on the device. Its cause is 
   that nothing was queued behind;
 - ``allocation``: at least half of it passed inside ``cudaMalloc``, ``cudaFree`` and the like;
 - ``queued``: the launch had returned before the gap began: the GPU itself took so long to begin;
-- ``launch``: the host was launching all the while, or the gap is at most 50 µs: the GPU is faster than the launches;
+- ``launch``: the host was launching all the while, or the gap is at most 250 µs: the GPU is faster than the launches;
 - ``host``: a longer stretch in which Python or operators launched nothing;
 - ``unknown``: the trace has no launch for what ends the gap.
 """
@@ -21,7 +21,7 @@ from weft.profiling import trace as traces
 from weft.profiling.attribution import Work
 from weft.profiling.trace import Span, Trace, merged, overlap
 
-SHORT = 50_000  # ns: a gap that one or a few launches explain
+SHORT = 250_000  # ns: a gap that the Python and the dispatch of one or a few launches explain
 MOST_SEEN = 2_000  # spans of a long gap that are looked at
 CAUSES = ("launch", "host", "synchronisation", "data loader", "allocation", "queued", "unknown")
 

@@ -67,7 +67,9 @@ class Block(nn.Module):
             h = self.mlp_norm(x)
             return x + self.down(ops.swiglu(self.gate(h), self.up(h)))  # of [B, S, F] twice
         q, k, v = (t.transpose(1, 2) for t in (rotated(q, cos, sin), rotated(k, cos, sin), v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.group > 1)
+        if q.dtype == torch.float32:  # in which PyTorch's fused kernel knows no groups, and all scores would be stored
+            k, v = (t.repeat_interleave(self.group, 1) for t in (k, v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1])
         x = x + self.out(y.transpose(1, 2).reshape(b, s, -1))
         h = self.mlp_norm(x)
         return x + self.down(F.silu(self.gate(h)) * self.up(h))

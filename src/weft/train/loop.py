@@ -181,7 +181,7 @@ class Run:
         for group, factor in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = factor * learning_rate(settings.lr, step, self.steps)
         targets = self.job.count(y)
-        scale = self.scaler.scale(torch.tensor(self.sharing / max(targets, 1), device=device))
+        scale = self.scaler.scale(torch.full((), self.sharing / max(targets, 1), device=device))
         mine, labels = (ranks.share(t, self.tensor).to(device, non_blocking=True) for t in (x, y))
         if getattr(settings, "channels_last", False):
             mine = mine.contiguous(memory_format=torch.channels_last)
@@ -191,11 +191,12 @@ class Run:
         for number, (part_x, part_y) in enumerate(parts):
             with ranks.gradients(self.model, settings.parallel, last=number == len(parts) - 1):
                 summed += self.forward_backward(part_x, part_y, scale)
-        loss, stopping = ranks.total(summed, float(self.asked > 0), tensor=self.tensor, device=device).tolist()
-        loss, self.stop = loss / max(targets, 1), stopping > 0
+        sums = ranks.total(summed, float(self.asked > 0), tensor=self.tensor, device=device)
         self.scaler.unscale_(self.optimizer)
         of_all: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip or math.inf)
-        norm = float(of_all.full_tensor() if hasattr(of_all, "full_tensor") else of_all)
+        of_all = of_all.full_tensor() if hasattr(of_all, "full_tensor") else of_all
+        loss, stopping, norm = torch.cat((sums, of_all.double()[None])).tolist()  # the one wait for the GPU
+        loss, self.stop = loss / max(targets, 1), stopping > 0
         if not math.isfinite(loss) or not (math.isfinite(norm) or self.scaler.is_enabled()):
             for buffer, value in zip(self.model.buffers(), buffers, strict=True):
                 buffer.copy_(value)

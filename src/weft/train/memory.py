@@ -40,6 +40,8 @@ def predict(settings: Settings, limit: int | None = None, device: torch.device |
     weft save less for backward (no logits, no copies of activations), so their peak is below the prediction.
     """
     device = device or torch.device("cpu")
+    if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
     made = job(settings)
     peak, categories = tracked(settings, made, device)
     fits = {}

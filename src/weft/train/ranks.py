@@ -149,7 +149,8 @@ def gradients(model: Any, parallel: str, last: bool) -> Iterator[None]:
 
 def total(*values: Tensor | float, tensor: int, device: torch.device) -> Tensor:
     """The sums over all that share batches, float64, ``[values]``."""
-    sums = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device) for v in values])
+    alike: dict[str, Any] = {"dtype": torch.float64, "device": device}
+    sums = torch.stack([v.to(**alike) if isinstance(v, Tensor) else torch.full((), v, **alike) for v in values])
     if dist.is_initialized():
         dist.all_reduce(sums)
     return sums / tensor
