@@ -7,7 +7,8 @@ from typing import Any
 from weft.export.model import evaluated, packages, quiet
 from weft.timing import Timer
 
-PROVIDERS = {"onnxruntime CUDA": "CUDAExecutionProvider", "onnxruntime TensorRT": "TensorrtExecutionProvider"}
+CUDA, TENSORRT = "CUDAExecutionProvider", "TensorrtExecutionProvider"
+PROVIDERS = {"onnxruntime CUDA": CUDA, "onnxruntime TensorRT": TENSORRT}
 
 
 def latency(
@@ -72,7 +73,8 @@ def _session(runtime: Any, path: Any, provider: str, inputs: Sequence[Any]) -> C
     options.add_session_config_entry(
         "session.intra_op.allow_spinning", "0"
     )  # idle threads would slow the other runtimes
-    session = runtime.InferenceSession(str(path), options, providers=[provider])
+    others = [CUDA] if provider == TENSORRT else []  # of nodes that TensorRT does not have
+    session = runtime.InferenceSession(str(path), options, providers=[provider, *others])
     if provider not in session.get_providers():  # it falls back to the CPU when a library is missing
         raise RuntimeError(f"{provider} could not be loaded")
     given = dict(zip((i.name for i in session.get_inputs()), (t.numpy() for t in inputs), strict=True))

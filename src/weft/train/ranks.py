@@ -105,7 +105,7 @@ def wrap(model: Any, settings: Any, tensor: int, device: torch.device) -> Any:
             block.compile()
     if settings.parallel == "ddp":
         ids = [device] if device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(model, device_ids=ids)
+        return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
     if settings.parallel == "fsdp":
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
