@@ -1,6 +1,8 @@
 """Each technique of a training run by itself: what it does to time, memory and loss, as a table, JSON and a plot."""
 
 import dataclasses
+import gc
+import html
 import json
 import time
 from collections.abc import Callable
@@ -46,6 +48,7 @@ TOGETHER = (
     "weft AdamW",
     "prefetch, pinned",
 )
+SIZES = ("data", "batch", "length", "layers", "width", "heads", "kv_heads")  # that a page of the ladder names
 GPU_ONLY = ("fp8, amp bf16", "TF32", "cudnn.benchmark", "CUDA graph")
 
 
@@ -101,6 +104,7 @@ class _Enough(Exception):
 
 
 def _measured(name: str, settings: Settings, steps: int) -> Rung:
+    gc.collect()  # models and graphs of the rung before
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     torch._dynamo.reset()
@@ -126,37 +130,56 @@ def _measured(name: str, settings: Settings, steps: int) -> Rung:
     return Rung(name, timed[len(timed) // 2], None, peak, sum(tail) / len(tail))
 
 
-def write(rungs: list[Rung], settings: Settings, out: str) -> list[Path]:
-    """``ablation.json`` and ``ablation.html`` (a self-contained page with a bar for each rung)."""
-    from weft.drawing.chart import Bar, bars, round_ticks
+def write(rungs: list[Rung], settings: Settings, out: str, hardware: str = "") -> list[Path]:
+    """``ablation.json`` and ``ablation.html`` (a self-contained page: bars of time and memory, and a table)."""
+    from bokeh.embed import file_html
+    from bokeh.layouts import column
+    from bokeh.models import Div
+    from bokeh.resources import INLINE
 
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"settings": dataclasses.asdict(settings), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    facts = {
+        "hardware": hardware,
+        "settings": dataclasses.asdict(settings),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
     data = folder / "ablation.json"
     data.write_text(json.dumps(facts | {"rungs": [dataclasses.asdict(r) for r in rungs]}, indent=1), encoding="utf-8")
-
-    from bokeh.embed import file_html
-    from bokeh.layouts import column
-    from bokeh.resources import INLINE
-
-    plots = []
-    for title, value, shown in (
-        ("Time of a step, ms", lambda r: r.step_ms, "{:.1f}"),
-        ("Peak memory, MiB", lambda r: r.memory_bytes / 2**20, "{:.0f}"),
-        ("Loss after the last step", lambda r: r.loss, "{:.3f}"),
-    ):
-        found = [r for r in rungs if r.step_ms is not None]
-        top = max(value(r) for r in found) * 1.2
-        group = [Bar(r.technique, value(r), shown.format(value(r)), True, {"technique": r.technique}) for r in found]
-        plots.append(bars([(title, group)], axis=title, end=top, ticks={t: f"{t:g}" for t in round_ticks(top)}))
+    found = [r for r in rungs if r.step_ms is not None and r.memory_bytes is not None]
+    plots = [
+        _bars(found, "milliseconds a step", lambda r: r.step_ms, "{:.1f}"),
+        _bars(found, "MiB at the peak", lambda r: r.memory_bytes / 2**20, "{:,.0f}"),
+    ]
+    style = {"font-family": "system-ui, sans-serif"}
+    about = Div(text=_about(settings, hardware), styles=style)
     page = folder / "ablation.html"
-    page.write_text(
-        file_html(
-            column(*plots, sizing_mode="stretch_width"),
-            INLINE,
-            "weft: techniques, one by one",
-        ),
-        encoding="utf-8",
-    )
+    whole = column(about, *plots if found else (), Div(text=_table(rungs), styles=style), sizing_mode="stretch_width")
+    page.write_text(file_html(whole, INLINE, "weft: techniques, one by one"), encoding="utf-8")
     return [data, page]
+
+
+def _bars(found: list[Rung], axis: str, value: Callable[[Rung], Any], shown: str) -> Any:
+    from weft.drawing.chart import Bar, bars, round_ticks
+
+    top = max((value(r) for r in found), default=1.0) * 1.2
+    group = [
+        Bar(r.technique, value(r), shown.format(value(r)), r is not found[0], {"technique": r.technique}) for r in found
+    ]
+    return bars([(axis, group)], axis="", end=top, ticks={t: f"{t:g}" for t in round_ticks(top)})
+
+
+def _about(settings: Settings, hardware: str) -> str:
+    sizes = [f"{name} {getattr(settings, name)}" for name in SIZES if hasattr(settings, name)]
+    return f"<h2>Techniques, one by one</h2><p>{', '.join(filter(None, (hardware, *sizes)))}</p>"
+
+
+def _table(rungs: list[Rung]) -> str:
+    rows = ["<tr><th>technique<th>ms/step<th>speed<th>MiB<th>loss"]
+    for r in rungs:
+        if r.step_ms is None or r.memory_bytes is None:
+            rows.append(f"<tr><td>{html.escape(r.technique)}<td colspan=4>{html.escape(r.why_not)}")
+        else:
+            numbers = f"{r.step_ms:.2f}", f"{r.speedup or 1:.2f}x", f"{r.memory_bytes / 2**20:,.0f}", f"{r.loss:.4f}"
+            rows.append(f"<tr><td>{html.escape(r.technique)}" + "".join(f"<td align=right>{n}" for n in numbers))
+    return f"<table cellpadding=4>{''.join(rows)}</table>"

@@ -165,10 +165,12 @@ def _predict(settings: Settings, limit_gib: float, as_json: bool) -> None:
 def _ablate(settings: Settings, steps: int, as_json: bool) -> None:
     from dataclasses import asdict
 
+    from weft.hardware import query
     from weft.train import ablation, ranks
 
     rungs = ablation.ladder(settings, steps, say=told)
-    files = ablation.write(rungs, settings, settings.out)
+    device = ranks.choose_device(settings.device).type
+    files = ablation.write(rungs, settings, settings.out, query.name(device))
     if as_json:
         print_json({"rungs": [asdict(r) for r in rungs], "files": list(map(str, files))})
         return
@@ -184,7 +186,7 @@ def _ablate(settings: Settings, steps: int, as_json: bool) -> None:
             speed = f"{r.speedup:.2f}x" if r.speedup else ""
             table.add_row(r.technique, f"{r.step_ms:.2f}", speed, f"{r.memory_bytes / 2**20:,.0f}", f"{r.loss:.4f}")
     out.print(table)
-    if ranks.choose_device(settings.device).type == "cpu":
+    if device == "cpu":
         told("memory is predicted, for PyTorch's operators: a CPU does not count it")
     told("written: " + ", ".join(map(str, files)))
 
