@@ -134,7 +134,7 @@ def write(rungs: list[Rung], settings: Settings, out: str, hardware: str = "") -
     """``ablation.json`` and ``ablation.html`` (a self-contained page: bars of time and memory, and a table)."""
     from bokeh.embed import file_html
     from bokeh.layouts import column
-    from bokeh.models import Div
+    from bokeh.models import Div  # type: ignore[attr-defined]
     from bokeh.resources import INLINE
 
     folder = Path(out)
@@ -149,7 +149,7 @@ def write(rungs: list[Rung], settings: Settings, out: str, hardware: str = "") -
     found = [r for r in rungs if r.step_ms is not None and r.memory_bytes is not None]
     plots = [
         _bars(found, "milliseconds a step", lambda r: r.step_ms, "{:.1f}"),
-        _bars(found, "MiB at the peak", lambda r: r.memory_bytes / 2**20, "{:,.0f}"),
+        _bars(found, "MiB at the peak", lambda r: (r.memory_bytes or 0) / 2**20, "{:,.0f}"),
     ]
     style = {"font-family": "system-ui, sans-serif"}
     about = Div(text=_about(settings, hardware), styles=style)
