@@ -26,9 +26,9 @@ class Job:
     def build(self, **changed: Any) -> Any:
         return self.network(**self.model, **self.options | changed)
 
-    def plain(self, recompute: bool = False) -> Any:
-        """The network of PyTorch's own operators, which fake and meta tensors know."""
-        changed = {"operators": "torch", "recompute": recompute, "fp8": False}
+    def plain(self, recompute: bool = False, operators: str = "torch") -> Any:
+        """The network for fake and meta tensors: of PyTorch's own operators, without fp8."""
+        changed = {"operators": operators, "recompute": recompute, "fp8": False}
         return self.build(**{name: value for name, value in changed.items() if name in self.options})
 
     def example(self, examples: int) -> tuple[Tensor, Tensor]:

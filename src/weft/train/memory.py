@@ -1,6 +1,7 @@
 """The memory that a training run will need, before it: PyTorch's own tracker over fake tensors, which allocate nothing."""
 
 import dataclasses
+import functools
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -36,8 +37,8 @@ class Prediction:
 def predict(settings: Settings, limit: int | None = None, device: torch.device | None = None) -> Prediction:
     """Predicts the peak of two steps (the second has the optimizer's state), and below ``limit`` bytes what would fit.
 
-    The allocator's rounding and the CUDA context come on top. Operators are PyTorch's, whatever the settings say: those of
-    weft save less for backward (no logits, no copies of activations), so their peak is below the prediction.
+    The CUDA context and what the allocator holds in reserve come on top. On a CPU operators are PyTorch's, whatever the
+    settings say; of a GPU weft's are those that a compiler would see.
     """
     device = device or torch.device("cpu")
     if device.type == "cuda":
@@ -65,7 +66,8 @@ def tracked(settings: Settings, made: Job, device: torch.device) -> tuple[int, d
     with warnings.catch_warnings(), FakeTensorMode():
         warnings.simplefilter("ignore")  # fake tensors and the tracker's hooks
         with device:
-            model = made.plain(recompute=getattr(settings, "checkpoint_activations", False))
+            recompute = getattr(settings, "checkpoint_activations", False)
+            model = made.plain(recompute, settings.operators if device.type == "cuda" else "torch")
         optimizer = Fused(model.parameters(), settings.optimizer)
         x, y = (t.to(device) for t in made.example(-(-settings.batch // settings.accumulate)))
         tracker = MemTracker()
@@ -84,7 +86,22 @@ def tracked(settings: Settings, made: Job, device: torch.device) -> tuple[int, d
         snapshot = tracker.get_tracker_snapshot("peak")[device]
     found = {str(getattr(k, "value", k)): int(v) for k, v in snapshot.items()}
     total = found.pop("Total")
+    if device.type == "cuda":
+        found["Workspace"] = workspace(device)
+        total += found["Workspace"]
     return total, {name: size for name, size in found.items() if size}
+
+
+@functools.cache
+def workspace(device: torch.device) -> int:
+    """Bytes that PyTorch gives to cuBLAS for good in the first products of a process, measured."""
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated(device)
+    x = torch.ones(64, 64, device=device)
+    torch.addmm(x[0], x, x.mm(x))  # by cuBLAS and by cublasLt
+    del x
+    torch.cuda.synchronize(device)
+    return torch.cuda.memory_allocated(device) - before
 
 
 MOMENTS = {"adamw": (2, torch.float32), "weft-adamw": (2, torch.float32), "weft-adamw-8bit": (2, torch.uint8)}
