@@ -9,6 +9,7 @@ import torch
 
 from weft.train import ablation, flops, memory
 from weft.train.jobs import job
+from weft.train.loop import train
 from weft.train.settings import GptSettings
 
 PYTORCH = {"operators": "torch", "optimizer": "adamw", "device": "cpu"}
@@ -61,6 +62,16 @@ def test_prediction_is_what_a_real_step_holds(settings):
             optimizer.zero_grad()
     measured = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"]
     assert memory.predict(settings).peak == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("changed", [{}, {"amp": "bf16"}, {"amp": "bf16", "checkpoint_activations": True}], ids=str)
+def test_prediction_is_what_a_gpu_needs(settings, changed):
+    sizes = {"device": "cuda", "layers": 4, "width": 512, "heads": 8, "length": 256, "batch": 16, "steps": 4}
+    settings = dataclasses.replace(settings, **sizes, **changed)
+    measured = train(settings, save=False).peak_memory_bytes
+    assert memory.predict(settings, device=torch.device("cuda")).peak == pytest.approx(measured, rel=0.05)
 
 
 def test_flops_are_those_of_the_products(settings):
