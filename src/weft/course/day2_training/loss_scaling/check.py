@@ -15,7 +15,7 @@ def check(learner, t):
             gradients[-1][t.integers(0, 7)] = float(event)
         lr = 0.5 * scale if event == "small" else 100.0
         what = f"update number {step + 1} ({event} gradients, scale {scale:g}, {good} good, interval {interval})"
-        got = learner.update(weights, gradients, scale, good, interval, lr)
+        got = t.writing(learner.update)(weights, gradients, scale, good, interval, lr)
         if event in ("small", "large"):
             for w, g in zip(expected, gradients, strict=True):
                 w -= lr * (g.float() / scale)
