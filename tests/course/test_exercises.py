@@ -3,7 +3,7 @@ that it names, and every page is in both languages, with the same headings and c
 
 import pytest
 
-from weft.learn import course, dev, machine
+from weft.learn import course, dev, judge, machine
 from weft.learn.language import LANGUAGES
 
 EXERCISES = course.exercises()
@@ -11,7 +11,7 @@ EXERCISES = course.exercises()
 
 @pytest.fixture(scope="module")
 def servers():
-    with dev.Servers() as started:
+    with judge.Servers() as started:
         yield started
 
 

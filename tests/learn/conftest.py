@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.learn import course, dev
+from weft.learn import course, dev, judge
 from weft.learn.language import Text
 
 CHECK = """
@@ -15,6 +15,11 @@ def check(learner, t):
         t.close(learner.total(values), secret_expected, f"total({values})")
     x = t.randn(t.integers(3, 9), 4)
     t.close(learner.rows(x), x.sum(1), "rows(x)")
+
+
+def fast(learner, t):
+    sets = [[t.randn(512, 64)] for _ in range(4)]
+    t.timed(learner.rows, sets, lambda x: x.sum(1), "rows(x)", at_least=1e-6, M=512, N=64)
 """
 SOURCE = '''"""Sums."""
 import torch
@@ -64,12 +69,13 @@ def sums(tmp_path_factory):
         time_limit_s=3,
         requires="torch",
         forbid=("sum",),
+        limit={"bytes": "4*M*(N+1)"},
     )
 
 
 @pytest.fixture(scope="session")
 def servers():
-    with dev.Servers() as started:
+    with judge.Servers() as started:
         yield started
 
 

@@ -40,6 +40,8 @@ class Checks:
         self.seed = secrets.randbits(32) if seed is None else seed
         self.running, self.sources = running, sources or {}
         self.notes: list[Text] = []
+        self.limit: dict[str, str] = {}
+        self.machine: dict[str, Any] = {}
         self.reached: set[str] = set()  # the stages that were checked
         self._rng: Any = None
 
@@ -320,6 +322,48 @@ class Checks:
             )
         self.note(f"{got:,.0f} {en} (limit {limit:,.0f})", f"{zh}:{got:,.0f}（上限 {limit:,.0f}）")
 
+    def timed(
+        self,
+        remote: Any,
+        sets: list[list[Any]],
+        expected: Callable[..., Any],
+        what: str,
+        at_least: float,
+        rtol: float = 1e-4,
+        atol: float = 1e-5,
+        dtype: str = "fp32",
+        **shape: int,
+    ) -> None:
+        """On a GPU: the share of the limit that a function reaches, cold; the stage *fast*. For a check's ``fast(learner, t)``.
+
+        Args:
+            sets: Arguments of each call; together larger than the GPU's cache, each at least some 20 MB.
+            expected: Gives the right output for a set.
+            at_least: The share of the limit (the exercise's bytes and FLOPs at this machine's measured rates) that passes.
+            dtype: Of the matrix products, for the FLOPs' rate.
+            shape: The names in the exercise's ``limit``.
+        """
+        from weft.learn import timed
+
+        if self.running is None:
+            raise TypeError("this exercise has no Python file to time")
+        self.reached.add("fast")
+        found = timed.measure(self.running.request, remote._base, list(remote._path), sets, self.rng)
+        for got, args in zip(found.outputs, found.inputs, strict=True):
+            self.close(got, expected(*args), f"{what} in the timed rounds", rtol, atol)
+        cost = {key: eval(text, {"__builtins__": {}}, dict(shape)) for key, text in self.limit.items()}
+        rates = {"bytes": self.machine["dram_gb_s"] * 1e9, "flops": self.machine[f"{dtype}_gflop_s"] * 1e9}
+        limit_us, binds = max((cost[key] / rates[key] * 1e6, key) for key in cost)
+        share = limit_us / found.us
+        by = {"bytes": Text("memory", "内存"), "flops": Text("arithmetic", "计算")}[binds]
+        said = Text(
+            f"{what}: {found.us:,.1f} µs, {share:.0%} of the limit ({limit_us:,.1f} µs, {by.en})",
+            f"{what}：{found.us:,.1f} µs，达到极限的 {share:.0%}（{limit_us:,.1f} µs，{by.zh}）",
+        )
+        if share < at_least:
+            raise Rejected("fast", said, Text(f"at least {at_least:.0%} is asked for", f"要求至少 {at_least:.0%}"))
+        self.notes.append(said)
+
     def count(self, name: str) -> int:
         """Sum over the last call's launches: ``bytes_read``, ``bytes_written``, ``sectors_read``, ``sectors_written``,
         ``flops``, ``programs``, ``loads``, ``stores``, ``atomics``."""
@@ -339,11 +383,11 @@ def index_arithmetic(at: tuple[int, ...], shape: tuple[int, ...]) -> str:
     return f"[{', '.join(map(str, at))}] ({terms} = {sum(i * s for i, s in zip(at, strides, strict=True))})"
 
 
-def load(path: Path) -> Callable[[Any, Checks], None]:
-    """The ``check`` function of a check.py."""
+def load(path: Path) -> dict[str, Any]:
+    """The functions of a check.py: ``check``, and ``fast`` where it has one."""
     import runpy
 
-    return runpy.run_path(str(path))["check"]
+    return runpy.run_path(str(path))
 
 
 def _same(got: Any, expected: Any, rtol: float, atol: float) -> bool:

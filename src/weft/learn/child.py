@@ -31,6 +31,7 @@ IMPORTED = {
     "torch": ("torch",),
     "training": ("torch", "torch._dynamo"),  # an optimizer imports it
     "triton": ("torch", "weft.learn.interpreter"),
+    "gpu": ("torch", "triton"),
 }
 
 
@@ -127,6 +128,11 @@ class _Process:
         self.file, self.kind, self.probe = file, kind, probe
         self.held: list[Any] = []
         self.modules: dict[str, ModuleType] = {}
+        self.timing: Any = None
+        if "torch" in sys.modules:
+            from weft.learn.timed import Runs  # now: before the learner's file, which may change what it finds
+
+            self.timing = Runs()
 
     def hold(self, value: Any) -> int:
         for number, known in enumerate(self.held):
@@ -152,6 +158,8 @@ class _Process:
         return {"result": result, "args": request.get("args"), "launches": [r.to_dict() for r in launches]}
 
     def _do(self, request: dict[str, Any]) -> Any:
+        if request["do"] in ("stage", "nudge", "go", "idle", "outputs"):
+            return self.timing.do(request, self._target(request) if request["do"] == "stage" else None)
         if request["do"] == "load":
             self.modules["exercise"] = _load("exercise", self.file)
             return None
@@ -160,12 +168,16 @@ class _Process:
                 self.modules["probe"] = _load("probe", Path(self.probe))
             function = getattr(self.modules["probe"], request["name"])
             return function(self.modules["exercise"], *request["args"])
+        target = self._target(request)
+        return target if request["do"] == "get" else target(*request["args"], **request["kwargs"])
+
+    def _target(self, request: dict[str, Any]) -> Any:
         target: Any = self.modules["exercise"] if request["base"] is None else self.held[request["base"]]
         for name in request["path"]:
             if not hasattr(target, name):
                 raise Missing(name)
             target = getattr(target, name)
-        return target if request["do"] == "get" else target(*request["args"], **request["kwargs"])
+        return target
 
 
 def _load(name: str, path: Path) -> ModuleType:

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from weft.console import out, print_line
-from weft.learn import course, feedback, judge, process, progress, workspace
+from weft.learn import course, feedback, judge, machine, progress, workspace
 from weft.learn.course import Exercise
 from weft.learn.feedback import Screen
+from weft.learn.judge import Servers
 from weft.learn.language import Text, known, of_locale
 from weft.learn.workspace import Workspace
 
@@ -158,14 +159,16 @@ def check(which: Which = "", language: Language = "", folder: Folder = "") -> No
     session = Session(folder, language)
     with session.edit() as state:
         exercise = session.exercise(which, state)
-        with process.Server(judge.server_kind(exercise)) as server:
-            verdict = _check(session, state, exercise, server)
+        with Servers() as servers:
+            verdict = _check(session, state, exercise, servers)
     if not verdict.passed:
         raise typer.Exit(1)
 
 
-def _check(session: Session, state: progress.Progress, exercise: Exercise, server: process.Server) -> judge.Verdict:
-    verdict = judge.judge(exercise, session.workspace.paths(exercise), server)
+def _check(session: Session, state: progress.Progress, exercise: Exercise, servers: Servers) -> judge.Verdict:
+    gpu = servers.gpu(exercise)
+    numbers = machine.numbers(session.workspace.folder) if gpu else None
+    verdict = judge.judge(exercise, session.workspace.paths(exercise), servers.of(exercise), gpu=gpu, machine=numbers)
     entry = state.of(exercise.id)
     if state.current != exercise.id and not entry.settled:
         state.current = exercise.id
@@ -192,15 +195,12 @@ def watch(language: Language = "", folder: Folder = "") -> None:
     """Check the exercise at hand on every save, until Ctrl-C."""
     session = Session(folder, language)
     by_path = {p: e for e in course.exercises() for p in session.workspace.paths(e).values()}
-    servers: dict[str, process.Server] = {}
+    servers = Servers()
 
     def checked(exercise: Exercise) -> None:
-        kind = judge.server_kind(exercise)
-        if kind not in servers:
-            servers[kind] = process.Server(kind)
         with session.edit() as state:
             session.exercise(exercise.id, state)
-            _check(session, state, exercise, servers[kind])
+            _check(session, state, exercise, servers)
         session.screen.say(Text("watching; Ctrl-C ends", "监视中；Ctrl-C 结束"), "dim")
 
     # Asking each file for its time finds every save, on network drives and WSL as well, also one during a check.
@@ -219,8 +219,7 @@ def watch(language: Language = "", folder: Folder = "") -> None:
     except KeyboardInterrupt:  # how a watch ends
         session.screen.say()
     finally:
-        for server in servers.values():
-            server.close()
+        servers.close()
 
 
 def _saved_at(path: Path) -> float:
@@ -301,9 +300,9 @@ def show(
     exercise = session.exercise(which, state)
     if exercise.kind != "triton":
         raise ValueError(f"{exercise.id} has no Triton kernel; `weft learn show` draws what a kernel's programs access")
-    with process.Server("triton") as server:
+    with Servers() as servers:
         options = {"trace": pictures.PROGRAMS}
-        verdict = judge.judge(exercise, session.workspace.paths(exercise), server, options=options)
+        verdict = judge.judge(exercise, session.workspace.paths(exercise), servers.of(exercise), options=options)
     if not verdict.launches:
         session.screen.verdict(verdict, session.workspace)
         raise typer.Exit(1)
@@ -355,8 +354,8 @@ def test_out(
             session.exercise(exercise.id, state)
             if state.of(exercise.id).state == "passed":
                 continue
-            with process.Server(judge.server_kind(exercise)) as server:
-                verdict = judge.judge(exercise, session.workspace.paths(exercise), server)
+            with Servers() as servers:
+                verdict = judge.judge(exercise, session.workspace.paths(exercise), servers.of(exercise))
             if verdict.passed:
                 state.of(exercise.id).state = "passed"
                 state.of(exercise.id).passed_at = progress.now()
@@ -461,7 +460,7 @@ def dev_check(
         for problem in problems:
             print_line(f"    {problem}")
 
-    with dev.Servers() as servers:
+    with judge.Servers() as servers:
         for name in days or [d.name for d in course.days()]:
             if "/" in name:
                 found = list(dev.problems(course.find(name), servers))

@@ -5,30 +5,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from weft.learn import marked, process
+from weft.learn import marked
 from weft.learn.course import FOLDER, Day, Exercise
-from weft.learn.judge import Verdict, judge, server_kind
+from weft.learn.judge import Servers, Verdict, judge
 from weft.learn.language import LANGUAGES
-
-
-class Servers:
-    """One warm process for each kind of exercise, started when first used."""
-
-    def __init__(self) -> None:
-        self.by_kind: dict[str, process.Server] = {}
-
-    def of(self, exercise: Exercise) -> process.Server:
-        kind = server_kind(exercise)
-        if kind not in self.by_kind:
-            self.by_kind[kind] = process.Server(kind)
-        return self.by_kind[kind]
-
-    def __enter__(self) -> "Servers":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for server in self.by_kind.values():
-            server.close()
 
 
 def check_sources(exercise: Exercise, sources: dict[str, str], servers: Servers, seed: int | None = None) -> Verdict:

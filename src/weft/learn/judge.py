@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.learn import checks, process, rules
-from weft.learn.checks import STAGES, Rejected
+from weft.learn.checks import Rejected
 from weft.learn.course import Exercise
 from weft.learn.language import Text
 
@@ -38,11 +38,37 @@ class Verdict:
         return self.failed is None and self.done
 
 
-def server_kind(exercise: Exercise) -> str:
-    """What the learner's process imports beforehand."""
-    if exercise.kind == "triton":
-        return "triton"
-    return exercise.requires if exercise.requires in ("torch", "training") else "python"
+class Servers:
+    """One warm process for each kind of exercise, started when first used."""
+
+    def __init__(self) -> None:
+        self.by_kind: dict[str, process.Server] = {}
+
+    def of(self, exercise: Exercise) -> process.Server:
+        """The process that imported what the exercise needs."""
+        imported = exercise.requires if exercise.requires in ("torch", "training") else "python"
+        return self._started("triton" if exercise.kind == "triton" else imported)
+
+    def gpu(self, exercise: Exercise) -> process.Server | None:
+        """The process that runs Triton's kernels on this machine's GPU; None without one, or where there is nothing to run."""
+        from weft.learn.machine import has_gpu
+
+        return self._started("gpu") if exercise.kind == "triton" and has_gpu() else None
+
+    def _started(self, kind: str) -> process.Server:
+        if kind not in self.by_kind:
+            self.by_kind[kind] = process.Server(kind)
+        return self.by_kind[kind]
+
+    def close(self) -> None:
+        for server in self.by_kind.values():
+            server.close()
+
+    def __enter__(self) -> "Servers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def judge(
@@ -51,11 +77,15 @@ def judge(
     server: process.Server,
     seed: int | None = None,
     options: dict[str, Any] | None = None,
+    gpu: process.Server | None = None,
+    machine: dict[str, Any] | None = None,
 ) -> Verdict:
     """The verdict on the learner's files, given by suffix (``.py``, ``.cu``).
 
     Args:
         options: How kernels are interpreted: see ``interpreter.recording``.
+        gpu: A server of the kind ``gpu``: what passes is then run and timed there.
+        machine: This machine's rates: see ``machine.numbers``.
     """
     began = time.monotonic()
     verdict = Verdict(exercise)
@@ -73,7 +103,7 @@ def judge(
                     ),
                 ) from None
         verdict.done = not any(rules.has_marker(s) if k == ".py" else rules.MARKER in s for k, s in sources.items())
-        _stages(exercise, files, sources, server, verdict, seed, options)
+        _stages(exercise, files, sources, server, verdict, seed, options, gpu, machine)
     except Rejected as rejected:
         verdict.failed, verdict.why, verdict.more = rejected.stage, rejected.why, list(rejected.more)
     verdict.seconds = time.monotonic() - began
@@ -88,6 +118,8 @@ def _stages(
     verdict: Verdict,
     seed: int | None,
     options: dict[str, Any] | None,
+    gpu: process.Server | None,
+    machine: dict[str, Any] | None,
 ) -> None:
     source = sources.get(".py")
     if source is not None:
@@ -109,8 +141,16 @@ def _stages(
             running.request(do="load")
             t.reached.add("run")
             learner = process.Remote(running, None, ())
-        checks.load(exercise.folder / "check.py")(learner, t)
+        functions = checks.load(exercise.folder / "check.py")
+        functions["check"](learner, t)
         t.safe()
+        if gpu is not None and running is not None and "fast" in functions:
+            verdict.launches, verdict.printed = running.all_launches, running.printed()
+            running.close()
+            running = t.running = gpu.start(files[".py"], exercise.time_limit_s + 60)
+            running.request(do="load")
+            t.limit, t.machine = exercise.limit, machine or {}
+            functions["fast"](process.Remote(running, None, ()), t)
         verdict.notes = t.notes
     except Rejected as rejected:
         if rejected.stage == "right" and running is not None:  # a wrong result often is an access that is not safe
@@ -130,8 +170,8 @@ def _stages(
         raise Rejected("run", _how(failed, source or "", exercise), *_commented(source or "", failed)) from None
     finally:
         if running is not None:
-            verdict.printed = running.printed()
-            verdict.launches = running.all_launches
+            verdict.printed = verdict.printed or running.printed()
+            verdict.launches = verdict.launches or running.all_launches
             running.close()
 
 
@@ -176,6 +216,3 @@ def _commented(source: str, failed: process.Failed) -> list[Text]:
             f"第 {found[0]} 行的注释里有代码：缺的是它吗？",
         )
     ]
-
-
-__all__ = ["STAGES", "Verdict", "judge", "server_kind"]

@@ -6,6 +6,7 @@
 | ``device`` | what was measured: the GPU where there is one, else the processor |
 | ``dram_gb_s`` | bytes read from its main memory a second, in 1e9 |
 | ``fp32_gflop_s`` | fp32 matrix products, 1e9 operations a second |
+| ``bf16_gflop_s``, ``fp16_gflop_s``, ``tf32_gflop_s`` | the same in other types, on a GPU |
 | ``balance`` | operations it can do while one byte arrives: fp32_gflop_s / dram_gb_s |
 """
 
@@ -16,7 +17,12 @@ from pathlib import Path
 from typing import Any
 
 FILE = ".weft-machine.json"
-NAMES = ("name", "cores", "device", "dram_gb_s", "fp32_gflop_s", "balance")
+NAMES = ("name", "cores", "device", "dram_gb_s", "fp32_gflop_s", "balance")  # that a lesson may use
+
+
+def has_gpu() -> bool:
+    """Whether there may be an NVIDIA GPU, without importing PyTorch."""
+    return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
 
 
 def numbers(folder: Path) -> dict[str, Any]:
@@ -52,6 +58,7 @@ def _measured() -> dict[str, Any]:
         "dram_gb_s": round(bandwidth, 1),
         "fp32_gflop_s": round(rate),
         "balance": round(rate / bandwidth, 1),
+        **{f"{dtype}_gflop_s": round(value / 1e9) for dtype, value in found.matrix.items()},
     }
 
 

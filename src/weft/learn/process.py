@@ -30,12 +30,12 @@ class Failed(Exception):
 class Server:
     """A process that has imported what a kind of exercise needs, and forks a fresh process for each check."""
 
-    def __init__(self, kind: str, gpu: bool = False) -> None:
-        self.kind, self.gpu = kind, gpu
+    def __init__(self, kind: str) -> None:
+        self.kind, self.gpu = kind, kind == "gpu"
         self.control, theirs = socket.socketpair()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONUTF8": "1"}
         environment.pop("TRITON_INTERPRET", None)
-        if kind == "triton" and not gpu:
+        if kind == "triton":
             environment["TRITON_INTERPRET"] = "1"
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "weft.learn.child", str(theirs.fileno()), kind],
