@@ -96,9 +96,9 @@ def not_allowed(source: str, allow: tuple[str, ...] = (), forbid: tuple[str, ...
                 if {of.split(".")[-1], alias.name} & set(forbid):
                     return node.lineno, _is_the_exercise(node.lineno, alias.name)
                 modules.add((alias.asname or alias.name).split(".")[0])
-    own = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)} | {
-        n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-    }
+    own = {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    own |= {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    own |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.ClassDef)}
     for node in ast.walk(tree):
         name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
         if not name or name in allow:

@@ -15,3 +15,9 @@ def check(learner, t):
         t.require(t.count("bytes_written"), "no kernel of yours wrote the result", "结果不是由你的核函数写出的")
     t.close(learner.row_mean(x, 256), expected, "row_mean(x, block=256)", 1e-5, 1e-5)
     t.at_most(t.count("bytes_read"), 2 * x.numel(), "bytes read", "读取的字节数")
+
+
+def fast(learner, t):
+    m, n = 8192, 4096
+    sets = [[t.randn(m, n, dtype="float16"), 1024] for _ in range(4)]
+    t.timed(learner.row_mean, sets, lambda x, _: x.float().mean(1), f"row_mean(x) of {m} x {n}", at_least=0.5, m=m, n=n)

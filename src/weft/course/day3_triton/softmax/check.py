@@ -26,3 +26,9 @@ def check(learner, t):
         )  # fmt: skip
     learner.softmax(x)
     t.at_most(t.count("bytes_read") + t.count("bytes_written"), 8 * x.numel(), "bytes moved", "搬运的字节数")
+
+
+def fast(learner, t):
+    m, n = 8192, 4096
+    sets = [[t.randn(m, n)] for _ in range(4)]
+    t.timed(learner.softmax, sets, lambda x: torch.softmax(x, 1), f"softmax(x) of {m} x {n}", at_least=0.6, m=m, n=n)

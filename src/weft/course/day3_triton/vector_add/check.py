@@ -5,3 +5,9 @@ def check(learner, t):
         t.equal(learner.add(x, y, block), x + y, f"add(x, y, block={block}) of {n} elements")
         t.require(t.count("bytes_written"), "no kernel of yours wrote the result", "结果不是由你的核函数写出的")
     t.at_most(t.count("bytes_read"), 8 * n, "bytes read", "读取的字节数")
+
+
+def fast(learner, t):
+    n = 1 << 24
+    sets = [[t.randn(n), t.randn(n), 1024] for _ in range(3)]
+    t.timed(learner.add, sets, lambda x, y, _: x + y, f"add(x, y, block=1024) of {n:,} elements", at_least=0.7, n=n)

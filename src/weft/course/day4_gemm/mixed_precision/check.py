@@ -13,3 +13,18 @@ def check(learner, t):
         t.close(learner.linear_relu(a, b, bias), expected, what, 1e-3, 0.02 if shift > 1 else 2e-3)
         t.require(t.count("bytes_written"), "no kernel of yours wrote the result", "结果不是由你的核函数写出的")
     t.at_most(t.count("bytes_written"), 2 * m * n, "bytes written", "写入的字节数")
+
+
+def fast(learner, t):
+    m = n = k = 4096
+    sets = [
+        [0.1 * t.randn(m, k, dtype="float16"), t.randn(k, n, dtype="float16"), t.randn(n, dtype="float16")]
+        for _ in "ab"
+    ]
+    what = f"linear_relu(a, b, bias), {m} x {n} x {k}"
+    shape = {"m": m, "n": n, "k": k}
+    t.timed(learner.linear_relu, sets, expected, what, at_least=0.1, rtol=1e-2, atol=0.1, dtype="fp16", **shape)
+
+
+def expected(a, b, bias):
+    return (a.float() @ b.float() + bias.float()).clamp(min=0).half()
