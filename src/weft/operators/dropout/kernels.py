@@ -15,6 +15,7 @@ from weft.operators.launch import Plan
 from weft.operators.layout import rows_of, views
 from weft.operators.quotient import divided, quotient
 
+SHORT = 400  # columns; a program of one such row has little to do, and much of it padding
 MOST_DIVIDED = 2**31 - 2**16  # elements that 32 bits count, the last program's included
 
 
@@ -88,7 +89,8 @@ def plan(x: Tensor, seed_in_memory: bool) -> Plan:
     config = configurations(x.device, x.dtype, min(max(bucket(x.numel()), SMALL), LARGE))
     order = "flat" if m == 1 else "any" if n % GROUP else "rows"
     numbers = (0, 0)
-    if order == "any" and out_strides == [n, 1] and m * n < MOST_DIVIDED:
+    short = order == "any" or (order == "rows" and n < SHORT)
+    if short and out_strides == [n, 1] and m * n < MOST_DIVIDED:
         order, numbers = "divided", (quotient(n) & 2**32 - 1, quotient(n) >> 32)
     block = min(config["BLOCK"], bucket(n if order == "rows" else m * n, 256))
     tile = {"BLOCK": block, "PER": 16 // x.element_size(), "ORDER": order, "SEED_IN_MEMORY": seed_in_memory}

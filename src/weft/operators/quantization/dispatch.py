@@ -223,6 +223,15 @@ class DequantizeCall(Lined):
         self.shape = (*values.shape[:-1], self.n)  # of the result
         check_scale("dequantize", scale, "values", values, self.shape, self.scheme)
 
+    @property
+    def ragged(self) -> bool:
+        """Whether a row ends in a group that is not whole."""
+        return (
+            self.scheme.granularity == "group"
+            and self.n > self.scheme.group_size
+            and self.n % self.scheme.group_size > 0
+        )
+
 
 def no_rows(c: Lined) -> str:
     return "" if c.found else NO_ROWS
@@ -537,6 +546,9 @@ DEQUANTIZE = Dispatch(
     Route("torch", lambda c: not c.found, NO_ROWS),
     Route("cuda", lambda c: c.sm == 90 and c.dtype != torch.float32 and c.scheme.format in PACKED,
           "packed conversions: one pass over memory", vectors_plan, no_vectors, sm=90),
+    Route("cuda", lambda c: c.sm == 90 and c.ragged,
+          "groups that do not divide a row: vectors, where a tile is a group",
+          vectors_plan, no_vectors, sm=90),
     Route("cuda-unaligned", lambda c: c.sm == 90 and bool(no_vectors(c)),
           "rows or views that no vector fits: shifted loads of values, whole stores", unaligned_plan, no_unaligned, sm=90),
     Route("triton", lambda c: True, "one pass over memory", inverse_plan, no_rows),

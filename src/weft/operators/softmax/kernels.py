@@ -131,15 +131,41 @@ def softmax_long_rows(
 
 
 @triton.jit
-def vectors_of(ptr, c, begin, end, VECTOR: tl.constexpr, WHOLE: tl.constexpr):
-    """[vectors, VECTOR] of fp32: the elements c (from a multiple of VECTOR on) of memory that begins on 16 bytes; -inf where
-    they are not of begin … end. WHOLE: all of them are."""
+def piece_of(ptr, c, begin, end, last, other, VECTOR: tl.constexpr, WHOLE: tl.constexpr):
+    """Elements c (from a multiple of VECTOR on) of memory that begins on 16 bytes, in fp32; ``other`` where they are not of
+    begin … end. WHOLE: all of them are. Of a vector across a row's ends the rest is read too, but of the last row."""
     if WHOLE:
-        x = tl.load(ptr + c, eviction_policy="evict_last").to(tl.float32)
+        return tl.load(ptr + c, eviction_policy="evict_last").to(tl.float32)
     else:
-        x = tl.load(ptr + c, mask=c // VECTOR * VECTOR < end, other=-float("inf"), eviction_policy="evict_last")
-        x = tl.where((c >= begin) & (c < end), x.to(tl.float32), -float("inf"))
+        inside = (c >= begin) & (c < end)
+        if last:
+            x = tl.load(ptr + c, mask=inside, other=0.0, eviction_policy="evict_last")
+        else:
+            x = tl.load(ptr + c, mask=c // VECTOR * VECTOR < end, other=0.0, eviction_policy="evict_last")
+        return tl.where(inside, x.to(tl.float32), other)
+
+
+@triton.jit
+def write_piece(ptr, c, begin, end, value, VECTOR: tl.constexpr):
+    """To the elements c of begin … end: whole vectors, and those across a row's ends by element."""
+    first = c // VECTOR * VECTOR
+    whole = (first >= begin) & (first + VECTOR <= end)
+    tl.store(ptr + c, value, mask=whole)
+    tl.store(ptr + c, value, mask=(c >= begin) & (c < end) & (whole == 0))
+
+
+@triton.jit
+def vectors_of(ptr, c, begin, end, last, VECTOR: tl.constexpr, WHOLE: tl.constexpr):
+    """:func:`piece_of` as [vectors, VECTOR], -inf behind a row's ends."""
+    x = piece_of(ptr, c, begin, end, last, -float("inf"), VECTOR, WHOLE)
     return tl.reshape(x, [c.shape[0] // VECTOR, VECTOR])
+
+
+@triton.jit
+def behind_16_bytes(ptr, VECTOR: tl.constexpr):
+    """The 16 bytes in which a row begins, and its elements there that are not the row's."""
+    address = ptr.to(tl.int64)
+    return tl.multiple_of((address - address % 16).to(ptr.dtype), 16), (address % 16 // (16 // VECTOR)).to(tl.int32)
 
 
 @triton.jit
@@ -157,22 +183,19 @@ def softmax_vectors(
     LOG: tl.constexpr, ACCURATE: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """The same for a row that begins anywhere, of adjacent elements, in x and y equally far behind 16 bytes: it is read from
-    there on, VECTOR elements at a time. (An access of 16 bytes that has an element of x is one of memory that there is.)"""
+    there on, VECTOR elements at a time."""
     row = tl.program_id(0).to(tl.int64)
-    address = (x_ptr + row * x_row).to(tl.int64)
-    begin = (address % 16 // (16 // VECTOR)).to(tl.int32)
-    end = begin + N
-    x_ptr = tl.multiple_of((address - address % 16).to(x_ptr.dtype), 16)
-    address = (y_ptr + row * y_row).to(tl.int64)
-    y_ptr = tl.multiple_of((address - address % 16).to(y_ptr.dtype), 16)
+    x_ptr, begin = behind_16_bytes(x_ptr + row * x_row, VECTOR)
+    y_ptr, _ = behind_16_bytes(y_ptr + row * y_row, VECTOR)
+    end, last = begin + N, row == M - 1
     maximum = tl.full([BLOCK // VECTOR], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK // VECTOR], tl.float32)
     for start in range(0, end, BLOCK):
         c = start + tl.arange(0, BLOCK)
         if (start > 0) & (start + BLOCK <= end):
-            x = vectors_of(x_ptr, c, begin, end, VECTOR, True)
+            x = vectors_of(x_ptr, c, begin, end, last, VECTOR, True)
         else:
-            x = vectors_of(x_ptr, c, begin, end, VECTOR, False)
+            x = vectors_of(x_ptr, c, begin, end, last, VECTOR, False)
         maximum, total = vectors_step(x, maximum, total, ACCURATE)
     row_maximum = tl.max(maximum, axis=0)
     row_total = tl.sum(total * exponential(maximum - row_maximum, ACCURATE), axis=0)  # NaN when all are -inf
@@ -183,11 +206,11 @@ def softmax_vectors(
     for start in range(0, end, BLOCK):
         c = start + tl.arange(0, BLOCK)
         if (start > 0) & (start + BLOCK <= end):
-            x = tl.reshape(vectors_of(x_ptr, c, begin, end, VECTOR, True), [BLOCK])
+            x = tl.reshape(vectors_of(x_ptr, c, begin, end, last, VECTOR, True), [BLOCK])
             y = (x - row_maximum) - factor if LOG else exponential(x - row_maximum, ACCURATE) * factor
             tl.store(y_ptr + c, y.to(y_ptr.dtype.element_ty))
         else:
-            x = tl.reshape(vectors_of(x_ptr, c, begin, end, VECTOR, False), [BLOCK])
+            x = tl.reshape(vectors_of(x_ptr, c, begin, end, last, VECTOR, False), [BLOCK])
             y = (x - row_maximum) - factor if LOG else exponential(x - row_maximum, ACCURATE) * factor
             tl.store(y_ptr + c, y.to(y_ptr.dtype.element_ty), mask=(c >= begin) & (c < end))
 
@@ -404,6 +427,47 @@ def softmax_backward_long_rows(
         tl.store(dx_ptr + c * dx_col, dx.to(dx_ptr.dtype.element_ty), mask=c < columns)
 
 
+@triton.jit
+def softmax_backward_vectors(
+    y_ptr, dy_ptr, dx_ptr, M, N, S, y_row, y_col, dy_row, dy_col, dx_row, dx_col, scale,
+    LOG: tl.constexpr, CAUSAL: tl.constexpr, ACCURATE: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr,
+):  # fmt: skip
+    """The same, without a causal mask, of rows as :func:`softmax_vectors` takes them, all three equally far behind 16 bytes.
+    They are read a second time from the end on, of which most is still in L2."""
+    row = tl.program_id(0).to(tl.int64)
+    y_ptr, begin = behind_16_bytes(y_ptr + row * y_row, VECTOR)
+    dy_ptr, _ = behind_16_bytes(dy_ptr + row * dy_row, VECTOR)
+    dx_ptr, _ = behind_16_bytes(dx_ptr + row * dx_row, VECTOR)
+    end, last = begin + N, row == M - 1
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, end, BLOCK):
+        c = start + tl.arange(0, BLOCK)
+        if (start > 0) & (start + BLOCK <= end):
+            each = piece_of(dy_ptr, c, begin, end, last, 0.0, VECTOR, True)
+            if not LOG:
+                each *= piece_of(y_ptr, c, begin, end, last, 0.0, VECTOR, True)
+        else:
+            each = piece_of(dy_ptr, c, begin, end, last, 0.0, VECTOR, False)
+            if not LOG:
+                each *= piece_of(y_ptr, c, begin, end, last, 0.0, VECTOR, False)
+        total += each
+    s = tl.sum(total, axis=0)
+    steps = (end + BLOCK - 1) // BLOCK
+    for i in range(0, steps):
+        start = (steps - 1 - i) * BLOCK
+        c = start + tl.arange(0, BLOCK)
+        if (start > 0) & (start + BLOCK <= end):
+            dy = piece_of(dy_ptr, c, begin, end, last, 0.0, VECTOR, True)
+            y = piece_of(y_ptr, c, begin, end, last, 0.0, VECTOR, True)
+            dx = gradient(dy, factor_of(y, scale, LOG, ACCURATE), s, LOG).to(dx_ptr.dtype.element_ty)
+            tl.store(dx_ptr + c, dx)
+        else:
+            dy = piece_of(dy_ptr, c, begin, end, last, 0.0, VECTOR, False)
+            y = piece_of(y_ptr, c, begin, end, last, 0.0, VECTOR, False)
+            dx = gradient(dy, factor_of(y, scale, LOG, ACCURATE), s, LOG).to(dx_ptr.dtype.element_ty)
+            write_piece(dx_ptr, c, begin, end, dx, VECTOR)
+
+
 # Of a ``RowCall`` (dispatch.py), which has m rows of n columns.
 
 
@@ -415,10 +479,16 @@ def in_two(n: int, name: str) -> Config:
     return {"ROWS": max(512 // block, 1), "num_warps": max(block // 512, 1), "TAIL": tail}
 
 
-def begin_alike(x: Tensor, y: Tensor) -> bool:
-    """Whether rows of adjacent elements begin equally far behind 16 bytes; y is memory of its own."""
-    (_, _, x_row, x_col), (_, _, y_row, y_col) = views(x, y)
-    return x_col == y_col == 1 and pointer_aligned(x) and (x_row - y_row) * x.element_size() % 16 == 0
+def begin_alike(*tensors: Tensor) -> bool:
+    """Whether rows of adjacent elements begin equally far behind 16 bytes; the last tensor is memory of its own."""
+    (_, _, row, _), *_ = laid = views(*tensors)
+    alike = all(column == 1 and (each - row) * tensors[0].element_size() % 16 == 0 for _, _, each, column in laid)
+    return alike and all(map(pointer_aligned, tensors[:-1])) and len({t.dtype for t in tensors}) == 1
+
+
+VECTORS = {"forward": softmax_vectors, "log_softmax": softmax_vectors} | dict.fromkeys(
+    ("backward", "log_softmax_backward"), softmax_backward_vectors
+)
 
 
 def launch_rows(c: Any) -> Plan:
@@ -426,10 +496,12 @@ def launch_rows(c: Any) -> Plan:
     pieces, beside = in_pieces(*c.tensors), lie_apart(c.strides) and "ROWS" in c.triton[1].arg_names
     if beside:
         config = side_by_side(c.x, c.m, c.n, 64 if len(c.tensors) == 2 else 128)
-    elif pieces and c.n > 8192 and c.name in ("forward", "log_softmax") and begin_alike(*c.tensors) and not c.traced:
+    elif pieces and c.n > 8192 and (by_vectors := VECTORS.get(c.name)) and begin_alike(*c.tensors) and not c.traced:
         block, warps = (8192, 16) if c.n > row_programs.ONE_PASS else (2048, 8)
+        if by_vectors is softmax_backward_vectors and (block > 2048 or c.x.element_size() == 4):
+            block, warps = 4096, 16
         tile = {"BLOCK": block, "VECTOR": 16 // c.x.element_size()}
-        return Plan(softmax_vectors, (c.m,), (c.m, *scalars), {**flags, **tile}, warps)
+        return Plan(by_vectors, (c.m,), (c.m, *scalars), {**flags, **tile}, warps)
     elif pieces and c.n > 8192 and c.name in ("forward", "log_softmax"):
         config = {"ROWS": 1, "BLOCK": 4096, "num_warps": 8}  # less padding, and more rows in flight
     else:
