@@ -4,7 +4,7 @@ def step(forward_s, layers, bucket_bytes, comm):
     now = forward_s
     link_free = 0.0
     bucket = 0
-    for i, (seconds, size) in enumerate(layers):
+    for seconds, size in layers:
         now += seconds
         bucket += size
         if bucket and (bucket >= bucket_bytes):
