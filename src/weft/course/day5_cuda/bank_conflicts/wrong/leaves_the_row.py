@@ -1,0 +1,14 @@
+# rejected at: right
+# column + row without % 32: beyond the end of the row.
+def conflicts(addresses):
+    words = {address // 4 for address in addresses}
+    banks = [word % 32 for word in words]
+    return max(banks.count(bank) for bank in banks) - 1
+
+
+def padded(columns):
+    return columns | 1
+
+
+def swizzled(row, column):
+    return column + row

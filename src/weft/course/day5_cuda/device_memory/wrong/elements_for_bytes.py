@@ -1,0 +1,16 @@
+# rejected at: run
+# Allocates n bytes for n floats.
+import numpy as np
+
+
+def scale(cuda, host, factor):
+    n = len(host)
+    result = np.empty_like(host)
+    pointer = cuda.malloc(n)
+    try:
+        cuda.copy_to_device(pointer, host)
+        cuda.launch("scale", (n + 255) // 256, 256, pointer, n, factor)
+        cuda.copy_to_host(result, pointer)
+    finally:
+        cuda.free(pointer)
+    return result

@@ -1,0 +1,16 @@
+# rejected at: safe
+# A leak: the memory is not given back.
+import numpy as np
+
+
+def scale(cuda, host, factor):
+    n = len(host)
+    result = np.empty_like(host)
+    pointer = cuda.malloc(host.nbytes)
+    try:
+        cuda.copy_to_device(pointer, host)
+        cuda.launch("scale", (n + 255) // 256, 256, pointer, n, factor)
+        cuda.copy_to_host(result, pointer)
+    finally:
+        pass
+    return result

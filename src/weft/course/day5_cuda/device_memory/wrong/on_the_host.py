@@ -1,0 +1,4 @@
+# rejected at: right
+# No GPU at all.
+def scale(cuda, host, factor):
+    return host * factor

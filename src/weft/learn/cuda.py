@@ -1,0 +1,125 @@
+"""CUDA C++ of an exercise: compiled by NVRTC, run by the interpreter of PTX; neither needs a GPU or a toolkit."""
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.learn import ptx
+from weft.learn.checks import Checks, Rejected
+from weft.learn.language import Text
+
+ARCHITECTURE = "compute_80"
+OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "-lineinfo", "--std=c++17", "-default-device")
+
+
+@dataclass
+class Kernel:
+    """A compiled kernel of the learner's file."""
+
+    module: ptx.Module
+    entry: str
+    name: str
+    parameters: tuple[str, ...]
+    problems: list[Text]
+
+    def launch(
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        *args: Any,
+        shared_bytes: int = 0,
+        seed: int = 0,
+        time_limit_s: float = 8.0,
+    ) -> ptx.Counts:
+        """Runs it on NumPy arrays and numbers; problems found are kept in ``problems``.
+
+        Raises:
+            Rejected: The kernel does not end, or has instructions that cannot be interpreted (stage run).
+        """
+        try:
+            done = ptx.launch(
+                self.module, self.entry, grid, block, args, self.parameters, shared_bytes, seed, time_limit_s
+            )
+        except ptx.Stopped as stopped:
+            raise Rejected(
+                "run",
+                Text(
+                    f"{self.name} did not end within {time_limit_s:g} s; it was at line {stopped.line}",
+                    f"{self.name} 在 {time_limit_s:g} 秒内没有结束；停在第 {stopped.line} 行",
+                ),
+            ) from None
+        except ptx.Unsupported as error:
+            raise Rejected("run", Text(f"cannot be interpreted here: {error}", f"这里无法解释执行：{error}")) from None
+        self.problems += done.problems
+        return done.counts
+
+    def right(self, t: Checks, got: Any, expected: Any, what: str) -> None:
+        """``t.equal``; where it fails, the first problem of the launches is told too, since it may be why."""
+        try:
+            t.equal(got, expected, what)
+        except Rejected as rejected:
+            raise Rejected(rejected.stage, rejected.why, *self.problems[:1]) from None
+
+    def safe(self) -> None:
+        """Fails the stage *safe* with the first problem of all launches."""
+        for problem in self.problems:
+            raise Rejected("safe", problem)
+
+
+def kernel(t: Checks, name: str) -> Kernel:
+    """The kernel ``name`` of the learner's ``.cu`` file.
+
+    Raises:
+        Rejected: It does not compile (parse), or has no kernel of that name (run).
+    """
+    source = t.source(".cu")
+    found = re.search(rf"\b{name}\s*\(([^)]*)\)\s*\{{", _code(source))
+    if not re.search(rf"__global__[^;{{]*\b{name}\s*\(", _code(source)) or not found:
+        head = f"`__global__ void {name}(…)`"
+        raise Rejected("run", Text(f"the file has no kernel {name}: {head}", f"文件里没有内核 {name}：{head}"))
+    module, entry = _compiled(source, name)
+    parameters = tuple(re.findall(r"(\w+)\s*(?:\[\s*\])?\s*(?:,|$)", found[1].strip()))
+    return Kernel(module, entry, name, parameters, [])
+
+
+def _code(source: str) -> str:
+    """Without comments."""
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.S)
+
+
+@functools.lru_cache(16)
+def _compiled(source: str, name: str) -> tuple[ptx.Module, str]:
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError:
+        raise Rejected(
+            "run",
+            Text(
+                "CUDA C++ exercises need NVRTC: pip install 'weft[gpu,nvrtc]'",
+                "CUDA C++ 练习需要 NVRTC：pip install 'weft[gpu,nvrtc]'",
+            ),
+        ) from None
+
+    def ok(result: tuple[Any, ...]) -> Any:
+        if int(result[0]):
+            raise OSError(f"NVRTC: {result[0].name}")
+        return result[1] if len(result) > 1 else None
+
+    program = ok(nvrtc.nvrtcCreateProgram(source.encode(), b"exercise.cu", 0, None, None))
+    try:
+        ok(nvrtc.nvrtcAddNameExpression(program, name.encode()))
+        options = [o.encode() for o in OPTIONS]
+        if int(nvrtc.nvrtcCompileProgram(program, len(options), options)[0]):
+            said = b" " * ok(nvrtc.nvrtcGetProgramLogSize(program))
+            nvrtc.nvrtcGetProgramLog(program, said)
+            text = said.decode(errors="replace").strip("\0\n ").replace("exercise.cu", "line ")
+            text = re.sub(r"line \((\d+)\)", r"line \1", text)
+            raise Rejected("parse", Text(f"does not compile:\n{text[:1500]}", f"无法编译：\n{text[:1500]}"))
+        entry = ok(nvrtc.nvrtcGetLoweredName(program, name.encode())).decode()
+        text = b" " * ok(nvrtc.nvrtcGetPTXSize(program))
+        ok(nvrtc.nvrtcGetPTX(program, text))
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    return ptx.parse(text.decode().strip("\0")), entry
