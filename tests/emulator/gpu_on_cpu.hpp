@@ -517,6 +517,7 @@ inline void run_thread() {
 // `at_once`: clusters that run at the same time.
 inline void launch(u32 grid, u32 block_threads, u32 cluster, u32 shared_bytes, const std::function<void()> &body, u32 at_once = 1) {
   kernel_body = body, machine.block_threads = block_threads, machine.shared_bytes = shared_bytes, gridDim.x = grid;
+  std::vector<std::function<void()>> until_the_end;  // stores that no thread has released
   for (u32 first = 0; first < grid; first += cluster * at_once) {
     machine.blocks.clear(), machine.engine.clear(), machine.clusters.clear();
     for (u32 i = 0; i < min(cluster * at_once, grid - first); i++) {
@@ -567,9 +568,15 @@ inline void launch(u32 grid, u32 block_threads, u32 cluster, u32 shared_bytes, c
       if (machine.progress == before) asleep = nullptr;
     }
     if (!machine.engine.empty()) fail("a load is under way that nobody waited for");
+    const auto leave = [&](std::vector<std::function<void()>> &stores) { until_the_end.insert(until_the_end.end(), stores.begin(), stores.end()); };
+    for (auto &block : machine.blocks) {
+      for (auto &[id, stores] : block->met) leave(stores);
+      for (auto &thread : block->threads) leave(thread->unreleased);
+    }
     if (machine.count_banks)
       for (auto &block : machine.blocks) tally_block(*block);
   }
+  for (auto &store : until_the_end) store();
 }
 
 // ---- a check ----------------------------------------------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
 """Attention's gradients on Hopper: the kernel emulated on a CPU, what it is chosen for, and on a GPU right gradients in little
 memory."""
 
+import struct
 from dataclasses import dataclass
 from typing import Any
 
 import cuda_as_cpp
 import pytest
 import torch
-from cuda_on_cpu import BF16, FP16, Suite, difference, job, tensor_of
+from cuda_on_cpu import BF16, FP16, Suite, bytes_of, difference, job, tensor_of
 from emulated import *  # noqa: F403
 from hopper_on_cpu import packed_maps
 from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
@@ -17,17 +18,38 @@ from weft import ops
 from weft.operators.attention import dispatch, hopper_backward
 from weft.operators.attention.points import SCORES
 from weft.operators.attention.reference import reference
+from weft.operators.cuda import CTYPES
 from weft.operators.launch import compiling_for
 
-LAUNCH = """
+SIZES = """
 const Sizes sizes = {int(job.shape[0]), int(job.shape[1]), int(job.shape[2]), int(job.shape[3]), int(job.shape[4]),
-                     int(job.shape[5]), int(job.shape[6]), int(job.shape[7]), int(job.shape[8]), int(job.shape[9])};
-job.run([&] {
-  KERNEL(job.buffer(5), job.buffer(4), job.buffer(10), job.map<TensorMap>(0), job.map<TensorMap>(1), job.map<TensorMap>(2),
-         job.map<TensorMap>(3), job.map<TensorMap>(4), job.map<TensorMap>(5), sizes, float(job.factors[0]),
-         float(job.factors[1]));
-});
+                     int(job.shape[5]), int(job.shape[6]), int(job.shape[7]), int(job.shape[8]), int(job.shape[9]),
+                     int(job.shape[10])};
 """
+KERNEL = """
+  KERNEL(job.buffer(5), SUMS, job.buffer(10), DK, DV, job.buffer(6), job.buffer(7), job.map<TensorMap>(0),
+         job.map<TensorMap>(1), job.map<TensorMap>(2), job.map<TensorMap>(3), job.map<TensorMap>(4), job.map<TensorMap>(5),
+         sizes, of_k, of_k, float(job.factors[0]), float(job.factors[1]));
+"""
+LAUNCH = f"{SIZES} const Strides of_k = {{}}; job.run([&] {{ {KERNEL} }});"
+LAUNCH = LAUNCH.replace("SUMS", "job.buffer(4)").replace("DK", "job.buffer(8)").replace("DV", "job.buffer(8)")
+# Of [tokens, heads, D] also what runs before and after; outputs are dq, and dk beside dv.
+PACKED = (
+    f"""{SIZES}
+const i64 d = i64(job.factors[2]);
+const Strides of_q = {{0, d, sizes.heads * d}}, of_k = {{0, d, sizes.heads / sizes.group * d}};
+float *const peak = job.buffer(12), *const log_sum = peak + sizes.heads * sizes.queries;
+T *const dk = job.buffer(8), *const dv = dk + sizes.keys * of_k.row;
+const int tiles = sizes.heads * sizes.query_tiles;
+launch(tiles, 256, 1, 0, [&] {{
+  BEFORE(job.buffer(11), job.buffer(3), peak, log_sum, peak, job.buffer(5), job.buffer(9), job.buffer(6), sizes, of_q, of_q, 0);
+}}, tiles);
+launch(job.scales[0], THREADS, 1, job.scales[1], [&] {{ {KERNEL} }}, job.scales[0]);
+job.run([&] {{ AFTER(job.buffer(9), job.buffer(4), job.buffer(6), sizes, of_q, float(job.factors[0])); }});
+""".replace("SUMS", "job.buffer(9)")
+    .replace("DK", "dk")
+    .replace("DV", "dv")
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +66,7 @@ class Case:
     causal: bool = False
     window: Any = None
     apart: bool = False
+    packed: tuple = ()  # bounds of queries and of keys, among s and t tokens
     blocks: int = 2
 
 
@@ -56,6 +79,8 @@ class Call:
 
         def random(heads: int, rows: int) -> torch.Tensor:
             room = torch.randn((case.b, rows, heads, case.d + 8), generator=g).to(case.dtype)
+            if case.packed:
+                return room[0, ..., : case.d].contiguous()  # [tokens, heads, D]
             return (
                 room[..., : case.d].transpose(1, 2) if case.apart else room[..., : case.d].transpose(1, 2).contiguous()
             )
@@ -64,29 +89,42 @@ class Call:
             random(*n) for n in ((case.h, case.s), (case.h, case.s), (case.g, case.t), (case.g, case.t))
         )
         self.named = {"causal": case.causal, "window": case.window}
+        self.bounds = [torch.tensor(b, dtype=torch.int32) for b in case.packed]
+        given = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), self.bounds, strict=False))
         leaves = [x.double().requires_grad_() for x in (self.q, self.k, self.v)]
-        o, lse = reference(*leaves, return_lse=True, **self.named)
+        o, lse = reference(*leaves, return_lse=True, **self.named, **given)
         self.want = torch.autograd.grad(o, leaves, self.do.double())
-        m, tiles = 8192 // case.d, -(-case.s // (8192 // case.d))
-        base = torch.full((case.b, case.h, tiles * m), -torch.inf)
-        base[..., : case.s] = torch.where(lse == -torch.inf, -torch.inf, -lse * hopper_backward.LOG2E)
-        delta = torch.zeros_like(base)
-        delta[..., : case.s] = (o * self.do.double()).sum(-1).float()
-        self.statistics = torch.stack([x.unflatten(-1, (tiles, m)) for x in (base, delta)], 3).contiguous()
+        self.rows = lse * hopper_backward.LOG2E  # stands for both numbers of a row
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
             patch.setattr(hopper_backward, "IN_L2", 2 * case.h // case.g * case.s * case.d * 8)
             patch.setattr(hopper_backward, "multiprocessors", lambda device: case.blocks)
-            made = dispatch.options((), case.causal, case.window, None, None, None, 0.0)
-            o = o.detach().to(case.dtype)
-            call = dispatch.GradientCall(self.q, self.k, self.v, o, self.do, made)
+            made = dispatch.options(tuple(given), case.causal, case.window, None, None, None, 0.0)
+            self.o = o.detach().to(case.dtype).contiguous()
+            call = dispatch.GradientCall(self.q, self.k, self.v, self.o, self.do, *given.values(), made)
             assert hopper_backward.unsupported(call) == ""
             self.plan = hopper_backward.HopperGradients(call)
         self.sums = torch.zeros(self.plan.sums)
+        if case.packed:
+            self.statistics = torch.full(self.plan.statistics, torch.nan)
+            for t, (first, *_, end) in ((self.q, case.packed[0]), (self.do, case.packed[0]), (self.k, case.packed[1]),
+                                        (self.v, case.packed[1])):  # fmt: skip
+                t[:first] = t[end:] = torch.nan  # tokens of no sequence
+        else:
+            m, tiles = 8192 // case.d, -(-case.s // (8192 // case.d))
+            base = torch.full((case.b, case.h, tiles * m), -torch.inf)
+            base[..., : case.s] = torch.where(lse == -torch.inf, -torch.inf, -self.rows)
+            delta = torch.zeros_like(base)
+            delta[..., : case.s] = (o * self.do.double()).sum(-1).float()
+            self.statistics = torch.stack([x.unflatten(-1, (tiles, m)) for x in (base, delta)], 3).contiguous()
         self.found = torch.full((2, *self.k.shape), torch.nan, dtype=case.dtype)
 
     @property
     def launch(self) -> str:
-        return LAUNCH.replace("KERNEL", self.plan.main.expression)
+        if not self.case.packed:
+            return LAUNCH.replace("KERNEL", self.plan.main.expression)
+        text = PACKED.replace("BEFORE", self.plan.prepare[0].expression).replace("AFTER", self.plan.finish.expression)
+        kind = CTYPES[self.case.dtype]
+        return text.replace("KERNEL", self.plan.main.expression).replace("T *const", f"{kind} *const")
 
     def job(self) -> bytes:
         counter = torch.zeros(1, dtype=torch.int32)
@@ -101,38 +139,51 @@ class Call:
             10: counter,
         }
         tensors = self.q, self.k, self.v, self.do, *self.found
-        maps, sizes, scale, log_scale = packed_maps(lambda: self.plan.of_tensors(*tensors), buffers, [0, 1, 2, 3, 8, 8])
-        return job(
-            self.plan.main,
-            self.seed,
-            buffers,
-            maps=maps,
-            shape=[getattr(sizes, n) for n in sizes.names],
-            factors=[scale.value, log_scale.value],
+        buffers |= dict(zip((6, 7), self.bounds, strict=False))
+        maps, sizes, _, _, scale, log_scale = packed_maps(
+            lambda: self.plan.of_tensors(*tensors), buffers, [0, 1, 2, 3, 8, 8]
         )
+        shape, factors = [getattr(sizes, n) for n in sizes.names], [scale.value, log_scale.value, self.case.d]
+        if not self.case.packed:
+            return job(self.plan.main, self.seed, buffers, maps=maps, shape=shape, factors=factors)
+        buffers |= {4: torch.full_like(self.q, torch.nan), 9: torch.full_like(self.sums, torch.nan)}
+        main = self.plan.main
+        made = job(self.plan.finish, self.seed, buffers, maps=maps, shape=shape, factors=factors,
+                   scales=(main.grid[0], main.shared_bytes))  # fmt: skip
+        peak, log_sum = self.rows.floor(), self.rows - self.rows.floor()
+        rows = torch.stack([peak, torch.where(peak.isinf(), 0.0, log_sum)]).float()
+        more = [bytes_of(t) for t in (self.o, rows)]
+        return made + struct.pack("<2q", *map(len, more)) + b"".join(more)
 
     def what_is_wrong(self, found: bytes) -> str:
         """An empty string, or where a gradient is further off than rounding of p, ds and the result allows."""
-        size, end = self.sums.nbytes, self.sums.nbytes + self.found.nbytes
         case = self.case
-        sums = tensor_of(found[:size], torch.float32).view(
-            case.b, case.h, -1, 2, 8, 4, 8, 4, 2, 2
-        )  # .. part, column / 8, warp, r, q, half, e
-        dq = sums.permute(0, 1, 2, 3, 5, 8, 6, 4, 7, 9).reshape(case.b, case.h, -1, 2, 64, 64)
-        if case.d == 128:
-            dq = dq.transpose(3, 4)
-        dq = dq.reshape(case.b, case.h, -1, case.d)
+        size = self.q.nbytes if case.packed else self.sums.nbytes
+        end = size + self.found.nbytes
+        if case.packed:
+            dq = tensor_of(found[:size], case.dtype).view(self.q.shape)
+        else:
+            dq = self.unpacked(tensor_of(found[:size], torch.float32))
+            if dq[..., case.s :, :].any():
+                return "sums behind the last query"
+            dq = dq[..., : case.s, :] * self.plan.scale
         dk, dv = tensor_of(found[size:end], case.dtype).view(self.found.shape)
         if any(found[end:]):
             return "the counter is left for the next launch"
         eps = torch.finfo(case.dtype).eps
-        scale = self.plan.scale
-        if dq[..., case.s :, :].any():
-            return "sums behind the last query"
-        for name, got, want in zip(("dq", "dk", "dv"), (dq[..., : case.s, :] * scale, dk, dv), self.want, strict=True):
+        for name, got, want in zip(("dq", "dk", "dv"), (dq, dk, dv), self.want, strict=True):
             if wrong := difference(name, got, want, eps * want.abs() + eps * want.abs().amax()):
                 return wrong
         return ""
+
+    def unpacked(self, sums: torch.Tensor) -> torch.Tensor:
+        """dq, unscaled, of the order of sums in memory."""
+        case = self.case
+        sums = sums.view(case.b, case.h, -1, 2, 8, 4, 8, 4, 2, 2)  # .. part, column / 8, warp, r, q, half, e
+        dq = sums.permute(0, 1, 2, 3, 5, 8, 6, 4, 7, 9).reshape(case.b, case.h, -1, 2, 64, 64)
+        if case.d == 128:
+            dq = dq.transpose(3, 4)
+        return dq.reshape(case.b, case.h, -1, case.d)
 
 
 CASES = {
@@ -141,6 +192,8 @@ CASES = {
     "fewer keys than queries": Case(s=200, t=70, causal=True, d=128, h=2, g=1),
     "window": Case(s=260, t=250, window=(40, 30)),
     "keys that nothing sees": Case(s=70, t=400, window=(20, 0), d=128, blocks=1),
+    "packed": Case(h=2, g=1, s=230, t=330, packed=((7, 80, 80, 81, 220), (5, 20, 90, 150, 320)), causal=True, blocks=3),
+    "packed, 128 columns": Case(d=128, s=200, t=290, packed=((0, 70, 200), (0, 150, 290)), window=(90, 20), dtype=FP16),
 }
 NEXT_HEAD = "task.begin, to += i64(sizes.query_tiles - (task.end - task.begin)) * (2 * PART)"
 ADD_DK = "add_product<T, D>(dk, ds"
@@ -164,6 +217,11 @@ MISTAKES = {
     "the counter stays": ("causal", "*drawn = 0;", ";"),
     "sums of another head": ("causal", NEXT_HEAD, "task.begin"),
     "a key more on the left": ("window", "sizes.left + sizes.right : -1", "sizes.left + sizes.right + 1 : -1"),
+    "keys of the next sequence": ("packed", "task.own - task.n, task.key_start", "0, task.key_start"),
+    "queries of the next sequence": ("packed", "max((tile + 1) * M - task.queries, 0), task", "0, task"),
+    "gradients of the tile before": ("packed, 128 columns", "task.n + row >= task.own", "true"),
+    "sums of the sequence before": ("packed", "(b < 0 ? 0 : min(max(bounds[b], 0), tokens) / SIZE) + b + 1", "0"),
+    "rows of the tile before": ("packed", "row < rows.end && (!PACKED || row >= rows.own)", "row < rows.end"),
     "no mask at the left edge": ("window", "task.n >= m + M - 1 + shift - sizes.left", "true"),
 }  # fmt: skip
 LONG = ["fewer keys than queries", "keys that nothing sees"]

@@ -15,34 +15,59 @@
 // DRAWN: blocks are persistent and draw tiles from a counter; keys and values have two places, so that the next ones come while these are
 // used; warpgroups add to dq from registers. Else a block has one tile, and sums of dq are staged for TMA (cp.reduce.async.bulk), for which
 // two more warps wait. With 128 columns the latter is faster.
+//
+// PACKED: sequences of other lengths follow one another. Each has tiles of its own; a last one that lacks rows has them first, as zeros: nothing
+// is read of the next sequence, where NaN may lie. So its first row is a position ahead of the tile's own first one.
 #include "hopper_pipeline.cuh"
 #include "hopper_wgmma.cuh"
 #include "hopper_wgmma_registers.cuh"
+#include "packed_sequences.cuh"
 
 #define INFINITE __uint_as_float(0x7f800000u)
 
 constexpr int KEYS = 128, PART = 64 * 64;         // keys of a tile; numbers of dq that a warpgroup makes at a time
 template <int D> constexpr int QUERIES = 8192 / D;  // of a tile, which has two parts of dq
 
-// H heads of q, G heads of k and v. A query sees keys from `left` before to `right` behind its position, m + keys - queries.
-struct Sizes { int queries, keys, heads, group, batches, left, right, query_tiles, key_tiles, section; };
+// H heads of q, G heads of k and v. A query sees keys from `left` before to `right` behind its position, m + keys - queries. Packed sequences
+// are one batch of all tokens, and tiles as many as any lengths could need; `sequences` of them.
+struct Sizes { int queries, keys, heads, group, batches, left, right, query_tiles, key_tiles, section, sequences; };
 struct Strides { i64 batch, head, row; };
+
+// A tile of M queries: of its sequence's (or head's) the position of its first row, the first that is the tile's own, and the end; their start
+// among all tokens.
+struct Rows {
+  int first, own, end, start;
+  template <int M, bool PACKED> static __device__ __forceinline__ Rows of(int tile, const Sizes &sizes, const int *bounds) {
+    if constexpr (!PACKED) return {tile * M, tile * M, sizes.queries, 0};
+    const int b = sequence_of<M>(bounds, sizes.sequences, sizes.queries, tile);
+    Rows r;
+    extent(bounds, b, sizes.sequences, sizes.queries, sizes.queries, r.start, r.end);
+    r.own = (tile - first_tile<M>(bounds, b, sizes.queries)) * M, r.first = min(r.own, r.end - M);
+    return r;
+  }
+};
 
 // ---- before: o, do [B, H, queries, D]; peak, log_sum, dlse [B, H, queries] ------------------------------------------------
 
 // statistics: [B, H, query tiles, 2, QUERIES], -base and delta of each row, -inf and 0 behind the last; dq: [B, H, query tiles, 2, PART].
-template <typename T, int D>
+template <typename T, int D, bool PACKED>
 __global__ void __launch_bounds__(256)
-    prepare(const T *o, const T *d_o, const float *peak, const float *log_sum, const float *dlse, float *statistics, float *dq, Sizes sizes,
-            Strides of_o, Strides of_do, int has_dlse) {
+    prepare(const T *o, const T *d_o, const float *peak, const float *log_sum, const float *dlse, float *statistics, float *dq, const int *bounds,
+            Sizes sizes, Strides of_o, Strides of_do, int has_dlse) {
   constexpr int M = QUERIES<D>, LANES = D / 8, TOGETHER = 256 / LANES;  // lanes of a row, rows of the block at a time
   const int tile = blockIdx.x % sizes.query_tiles, bh = blockIdx.x / sizes.query_tiles, b = bh / sizes.heads, h = bh % sizes.heads;
-  const int lane = threadIdx.x % LANES, first = tile * M + threadIdx.x / LANES;
+  const Rows rows = Rows::of<M, PACKED>(tile, sizes, bounds);
+  const int lane = threadIdx.x % LANES, at_first = threadIdx.x / LANES, first = rows.first + at_first;
+  if (PACKED && rows.own >= rows.end) {  // a number without a tile
+    float *const to = statistics + i64(blockIdx.x) * (2 * M);
+    if (threadIdx.x < M) to[threadIdx.x] = -INFINITE, to[M + threadIdx.x] = 0.f;
+    return;
+  }
   const i64 o_at = b * of_o.batch + h * of_o.head + 8 * lane, do_at = b * of_do.batch + h * of_do.head + 8 * lane;
   Words<T, 8> a[M / TOGETHER], c[M / TOGETHER];
 #pragma unroll
   for (int i = 0; i < M / TOGETHER; i++) {
-    const i64 row = min(first + i * TOGETHER, sizes.queries - 1);
+    const i64 row = rows.start + min(PACKED ? max(first + i * TOGETHER, rows.own) : first + i * TOGETHER, rows.end - 1);
     a[i] = load<T, 8>(o + o_at + row * of_o.row), c[i] = load<T, 8>(d_o + do_at + row * of_do.row);
   }
   float4 *const zeros = reinterpret_cast<float4 *>(dq + i64(blockIdx.x) * (2 * PART));
@@ -60,12 +85,13 @@ __global__ void __launch_bounds__(256)
     for (int step = LANES / 2; step; step /= 2) delta += __shfl_xor_sync(0xffffffffu, delta, step);
     const int row = first + i * TOGETHER;
     if (lane == 0) {
-      const i64 at = i64(bh) * sizes.queries + row;
-      const bool there = row < sizes.queries;
+      const i64 at = i64(bh) * sizes.queries + rows.start + row;
+      const bool there = row < rows.end && (!PACKED || row >= rows.own);
       const float largest = there ? peak[at] : -INFINITE;
       const bool seen = largest != -INFINITE;  // else the row has no keys: all exponents become -inf
-      to[row % M] = seen ? -(largest + log_sum[at]) : -INFINITE;
-      to[M + row % M] = there ? delta - (has_dlse ? dlse[at] : 0.f) : 0.f;
+      const int in_tile = at_first + i * TOGETHER;
+      to[in_tile] = seen ? -(largest + log_sum[at]) : -INFINITE;
+      to[M + in_tile] = there ? delta - (has_dlse ? dlse[at] : 0.f) : 0.f;
     }
   }
 }
@@ -73,9 +99,10 @@ __global__ void __launch_bounds__(256)
 // ---- after: dq [B, H, queries, D] -----------------------------------------------------------------------------------------
 
 // A part's rows r, columns c are at thread 32 (r / 16) + 4 (r % 8) + c % 8 / 2, the four (c / 8) of 128 threads, number 2 (r / 8 % 2) + c % 2.
-template <typename T, int D>
-__global__ void __launch_bounds__(256) finish(const float *sums, T *dq, Sizes sizes, Strides of_dq, float scale) {
+template <typename T, int D, bool PACKED>
+__global__ void __launch_bounds__(256) finish(const float *sums, T *dq, const int *bounds, Sizes sizes, Strides of_dq, float scale) {
   const int tile = blockIdx.x % sizes.query_tiles, bh = blockIdx.x / sizes.query_tiles, b = bh / sizes.heads, h = bh % sizes.heads;
+  const Rows rows = Rows::of<QUERIES<D>, PACKED>(tile, sizes, bounds);
   const int eight = threadIdx.x % 8, r = threadIdx.x / 8 % 8, warp = threadIdx.x / 64;
   const float4 *const from = reinterpret_cast<const float4 *>(sums + i64(blockIdx.x) * (2 * PART)) + eight * 128 + warp * 32 + r * 4;
   float4 four[2][4];
@@ -86,14 +113,15 @@ __global__ void __launch_bounds__(256) finish(const float *sums, T *dq, Sizes si
 #pragma unroll
   for (int part = 0; part < 2; part++) {
     const float4(&f)[4] = four[part];
-    const int row = tile * QUERIES<D> + (D == 64 ? 64 * part : 0) + warp * 16 + r, column = (D == 64 ? 0 : 64 * part) + 8 * eight;
+    const int row = rows.first + (D == 64 ? 64 * part : 0) + warp * 16 + r, column = (D == 64 ? 0 : 64 * part) + 8 * eight;
     T *const to = dq + b * of_dq.batch + h * of_dq.head + column;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
       float x[8];
 #pragma unroll
       for (int q = 0; q < 4; q++) x[2 * q] = scale * (half ? f[q].z : f[q].x), x[2 * q + 1] = scale * (half ? f[q].w : f[q].y);
-      if (row + 8 * half < sizes.queries) store<T, 8>(to + (row + 8 * half) * of_dq.row, pack<T>(x));
+      const int m = row + 8 * half;
+      if (m < rows.end && (!PACKED || m >= rows.own)) store<T, 8>(to + (rows.start + m) * of_dq.row, pack<T>(x));
     }
   }
 }
@@ -102,17 +130,30 @@ __global__ void __launch_bounds__(256) finish(const float *sums, T *dq, Sizes si
 
 // Which tile of keys a block has, and which tiles of queries see it. `section` heads of k at a time, so that what their blocks read lies in
 // L2; in a section first the first tiles, which most queries see if those after a key do.
-struct Task {
-  int b, g, n, begin, end;
-  __device__ __forceinline__ Task(const Sizes &sizes, int rows, int id) {
-    const int all = sizes.batches * (sizes.heads / sizes.group), section = id / (sizes.section * sizes.key_tiles);
-    const int from = section * sizes.section, heads = min(sizes.section, all - from), i = id - from * sizes.key_tiles;
-    const int head = from + i % heads, shift = sizes.keys - sizes.queries;
-    b = head / (sizes.heads / sizes.group), g = head % (sizes.heads / sizes.group), n = i / heads * KEYS;
-    const int first = max(0, n - shift - sizes.right), last = min(sizes.queries - 1, min(n + KEYS, sizes.keys) - 1 - shift + sizes.left);
-    begin = first / rows, end = last < first ? begin : last / rows + 1;
+// n: position of the first key, `own` of the first that is the tile's own; queries, keys: of its sequence, their starts among all tokens, and the
+// number of its first tile of queries.
+struct Task { int b, g, n, own, begin, end, queries, keys, query_start, key_start, first_tile; };
+
+// False for a number that has no tile.
+template <int M, bool PACKED>
+__device__ __forceinline__ bool find(Task &t, const Sizes &sizes, int id, const int *query_bounds, const int *key_bounds) {
+  const int all = sizes.batches * (sizes.heads / sizes.group), section = id / (sizes.section * sizes.key_tiles);
+  const int from = section * sizes.section, heads = min(sizes.section, all - from), i = id - from * sizes.key_tiles, head = from + i % heads;
+  t.b = head / (sizes.heads / sizes.group), t.g = head % (sizes.heads / sizes.group), t.n = t.own = i / heads * KEYS;
+  t.queries = sizes.queries, t.keys = sizes.keys, t.query_start = t.key_start = t.first_tile = 0;
+  if constexpr (PACKED) {
+    const int s = sequence_of<KEYS>(key_bounds, sizes.sequences, sizes.keys, i / heads);
+    extent(key_bounds, s, sizes.sequences, sizes.keys, sizes.keys, t.key_start, t.keys);
+    extent(query_bounds, s, sizes.sequences, sizes.queries, 0, t.query_start, t.queries);
+    t.own = (i / heads - first_tile<KEYS>(key_bounds, s, sizes.keys)) * KEYS, t.n = min(t.own, t.keys - KEYS);
+    t.first_tile = first_tile<M>(query_bounds, s, sizes.queries);
+    if (t.own >= t.keys) return false;
   }
-};
+  const int shift = t.keys - t.queries;
+  const int first = max(0, t.own - shift - sizes.right), last = min(t.queries - 1, min(t.own + KEYS, t.keys) - 1 - shift + sizes.left);
+  t.begin = first / M, t.end = last < first ? t.begin : last / M + 1;
+  return true;
+}
 
 __device__ __forceinline__ void put_tile(const TensorMap &map, const void *from, int x, int row, int head, int batch) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map), "r"(shared_address(from)),
@@ -127,6 +168,13 @@ __device__ __forceinline__ void fetch_tile(unsigned char *to, const TensorMap &m
   for (int x = 0; x < D; x += 64)
 #pragma unroll
     for (int r = 0; r < ROWS_64; r++) fetch(to + (x / 64 * ROWS_64 + r) * ATOM, map, x, row + 64 * r, head, batch, barrier);
+}
+
+// The same of packed sequences, by maps of boxes of all rows (``PackedHeads``): the last rows that come are those from `row` on, zeros before them.
+template <int ROWS_64, int D>
+__device__ __forceinline__ void fetch_packed(unsigned char *to, const TensorMap &map, int lacking, int row, int head, u64 *barrier) {
+#pragma unroll
+  for (int x = 0; x < D; x += 64) fetch(to + x / 64 * ROWS_64 * ATOM, map, x, -lacking, row, head, barrier);
 }
 
 // Four 8 x 8 matrices of 16-bit floats to shared memory, as the words of operand A lie: lanes 8 i to 8 i + 7 say where the i-th's rows go.
@@ -165,12 +213,13 @@ template <typename T, int D, int DEPTHS> __device__ __forceinline__ void add_pro
   wgmma_commit();
 }
 
-// Maps: q, k, v, do, dk, dv as (D, rows, heads, batches), in boxes of 64 x 64.
-template <typename T, int D, int SLOTS, bool DRAWN>
+// Maps: q, k, v, do, dk, dv as (D, rows, heads, batches), in boxes of 64 x 64. PACKED: in boxes of 64 columns by a tile's rows, those of dk and dv
+// unused.
+template <typename T, int D, int SLOTS, bool DRAWN, bool PACKED>
 __global__ void __launch_bounds__(THREADS, 1)
-    gradients(const float *statistics, float *dq, u32 *drawn, const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+    gradients(const float *statistics, float *dq, u32 *drawn, T *dk_tokens, T *dv_tokens, const int *query_bounds, const int *key_bounds, const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
               const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap do_map, const __grid_constant__ TensorMap dk_map,
-              const __grid_constant__ TensorMap dv_map, Sizes sizes, float scale, float scale_log2) {
+              const __grid_constant__ TensorMap dv_map, Sizes sizes, Strides of_dk, Strides of_dv, float scale, float scale_log2) {
   constexpr int M = QUERIES<D>, OF_KEYS = KEYS * D * 2, OF_QUERIES = M * D * 2, OF_SCORES = KEYS * M * 2, ROW_STATISTICS = 2 * M * 4;
   constexpr int HALVES = DRAWN ? 2 : 1, DS_TILES = 3;  // places of keys and values; of ds
   extern __shared__ __align__(1024) unsigned char dynamic[];  // all there is: the swizzle asks for 1024 bytes' alignment
@@ -181,6 +230,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   u64 *const do_full = q_empty + SLOTS, *const do_empty = do_full + SLOTS, *const k_full = do_empty + SLOTS, *const v_full = k_full + 2;
   u64 *const k_empty = v_full + 2, *const ds_full = k_empty + 2;
   volatile int *const tasks = reinterpret_cast<int *>(ds_full + DS_TILES);
+  Task *const found = reinterpret_cast<Task *>(ds_full + DS_TILES + 1);  // of packed sequences: bounds are read from memory
 
   const int warpgroup = __shfl_sync(0xffffffffu, int(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) {
@@ -210,25 +260,44 @@ __global__ void __launch_bounds__(THREADS, 1)
           if (id == all + int(gridDim.x) - 1) *drawn = 0;  // the last one, for the next launch
           break;
         }
-        const Task task(sizes, M, id);
-        barrier_expect(&k_full[half], OF_KEYS);
-        fetch_tile<2, D>(k_tiles + half * OF_KEYS, k_map, task.n, task.g, task.b, &k_full[half]);
+        Task task;
+        const bool there = find<M, PACKED>(task, sizes, id, query_bounds, key_bounds);
+        auto fetch_keys = [&](unsigned char *to, const TensorMap &map, u64 *full) {
+          barrier_expect(full, OF_KEYS);
+          if constexpr (PACKED)
+            fetch_packed<2, D>(to + half * OF_KEYS, map, task.own - task.n, task.key_start + task.own, task.g, full);
+          else
+            fetch_tile<2, D>(to + half * OF_KEYS, map, task.n, task.g, task.b, full);
+        };
+        auto fetch_queries = [&](unsigned char *to, const TensorMap &map, int tile, int h, u64 *full) {
+          if constexpr (PACKED)
+            fetch_packed<M / 64, D>(to, map, max((tile + 1) * M - task.queries, 0), task.query_start + tile * M, h, full);
+          else
+            fetch_tile<M / 64, D>(to, map, tile * M, h, task.b, full);
+        };
+        if constexpr (PACKED) {
+          found[half] = task;
+          if (!there) {
+            if (!DRAWN) found[half].b = -1, barrier_arrive(&k_full[half]);
+            if (!DRAWN) break;
+            turn--;
+            continue;
+          }
+        }
+        fetch_keys(k_tiles, k_map, &k_full[half]);
         bool first = true;
         for (int h = task.g * sizes.group; h < (task.g + 1) * sizes.group; h++) {
-          const float *of_tile = statistics + (i64(task.b * sizes.heads + h) * sizes.query_tiles + task.begin) * (2 * M);
+          const float *of_tile = statistics + (i64(task.b * sizes.heads + h) * sizes.query_tiles + task.first_tile + task.begin) * (2 * M);
           for (int tile = task.begin; tile < task.end; tile++, of_tile += 2 * M) {
             barrier_wait(&q_empty[slot], parity);
             barrier_expect(&q_full[slot], OF_QUERIES + ROW_STATISTICS);
-            fetch_tile<M / 64, D>(q_ring + slot * OF_QUERIES, q_map, tile * M, h, task.b, &q_full[slot]);
+            fetch_queries(q_ring + slot * OF_QUERIES, q_map, tile, h, &q_full[slot]);
             copy_bulk(rows + slot * ROW_STATISTICS, of_tile, ROW_STATISTICS, &q_full[slot]);
-            if (first) {
-              barrier_expect(&v_full[half], OF_KEYS);
-              fetch_tile<2, D>(v_tiles + half * OF_KEYS, v_map, task.n, task.g, task.b, &v_full[half]);
-            }
+            if (first) fetch_keys(v_tiles, v_map, &v_full[half]);
             first = false;
             barrier_wait(&do_empty[slot], parity);
             barrier_expect(&do_full[slot], OF_QUERIES);
-            fetch_tile<M / 64, D>(do_ring + slot * OF_QUERIES, do_map, tile * M, h, task.b, &do_full[slot]);
+            fetch_queries(do_ring + slot * OF_QUERIES, do_map, tile, h, &do_full[slot]);
             if (++slot == SLOTS) slot = 0, parity ^= 1;
           }
         }
@@ -236,12 +305,19 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (!DRAWN) break;
       }
     } else if (!DRAWN && (warp == 1 || warp == 2)) {
-      const Task task(sizes, M, blockIdx.x);
+      Task task;
       const int lane = threadIdx.x % 32;
+      if constexpr (PACKED) {
+        barrier_wait(&k_full[0], 0);
+        task = found[0];
+        if (task.b < 0) return;
+      } else {
+        find<M, PACKED>(task, sizes, blockIdx.x, query_bounds, key_bounds);
+      }
       // ---- a warp that adds a warpgroup's parts to dq ----
       const int of = warp - 1;
       for (int h = task.g * sizes.group; h < (task.g + 1) * sizes.group; h++) {
-        float *to = dq + ((i64(task.b * sizes.heads + h) * sizes.query_tiles + task.begin) * 2 + of) * PART;
+        float *to = dq + ((i64(task.b * sizes.heads + h) * sizes.query_tiles + task.first_tile + task.begin) * 2 + of) * PART;
         for (int tile = task.begin; tile < task.end; tile++, to += 2 * PART) {
           arrive(TAKEN + of, 160);
           meet(STAGED + of, 160);
@@ -268,7 +344,15 @@ __global__ void __launch_bounds__(THREADS, 1)
       barrier_wait(&k_full[half], DRAWN ? turn / 2 % 2 : 0);
       const int id = DRAWN ? __shfl_sync(0xffffffffu, tasks[half], 0) : blockIdx.x;
       if (DRAWN && id < 0) break;
-      const Task task(sizes, M, id);
+      Task task;
+      if constexpr (PACKED) {
+        task = found[half];
+        if (task.b < 0) break;
+        task.n = agreed(task.n), task.own = agreed(task.own), task.begin = agreed(task.begin), task.end = agreed(task.end);
+        task.queries = agreed(task.queries), task.keys = agreed(task.keys), task.first_tile = agreed(task.first_tile), task.g = agreed(task.g);
+      } else {
+        find<M, PACKED>(task, sizes, id, query_bounds, key_bounds);
+      }
       unsigned char *const k_tile = k_tiles + half * OF_KEYS, *const v_tile = v_tiles + half * OF_KEYS;
       const int steps = (task.end - task.begin) * sizes.group;
       // Bytes, in sixteens, from one step of wgmma's depth to the next: within a swizzled line, or two groups of 8 rows further.
@@ -315,9 +399,9 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (lane == 0) barrier_arrive(barrier);
       };
 
-      const int shift = sizes.keys - sizes.queries, own = task.n + 64 * mine + 16 * warp + lane / 4;  // and own + 8 are this thread's keys
+      const int shift = task.keys - task.queries, own = task.n + 64 * mine + 16 * warp + lane / 4;  // and own + 8 are this thread's keys
       int tile = task.begin;
-      float *to = dq + ((i64(task.b * sizes.heads + task.g * sizes.group) * sizes.query_tiles + tile) * 2 + mine) * PART + 4 * thread, *before = to;
+      float *to = dq + ((i64(task.b * sizes.heads + task.g * sizes.group) * sizes.query_tiles + task.first_tile + tile) * 2 + mine) * PART + 4 * thread, *before = to;
       if (steps) {
         if (mine) meet(BEGUN, CONSUMERS);  // half a step behind the other
         barrier_wait(&q_full[slot], parity);
@@ -336,13 +420,13 @@ __global__ void __launch_bounds__(THREADS, 1)
         scores(dp, v_rows, do_line, slot);
 
         // ---- p ----
-        const int m = tile * M;
+        const int m = PACKED ? min(tile * M, task.queries - M) : tile * M;
         const float *const of_rows = reinterpret_cast<const float *>(rows + slot * ROW_STATISTICS) + 2 * (lane % 4);
-        const bool all_seen = task.n + KEYS <= sizes.keys && task.n + KEYS - 1 <= m + shift + sizes.right && task.n >= m + M - 1 + shift - sizes.left;
+        const bool all_seen = (PACKED ? task.n == task.own : task.n + KEYS <= sizes.keys) && task.n + KEYS - 1 <= m + shift + sizes.right && task.n >= m + M - 1 + shift - sizes.left;
         if (!all_seen) {
 #pragma unroll
           for (int half = 0; half < 2; half++) {
-            const int j = own + 8 * half, from = j - shift - sizes.right - m - 2 * (lane % 4), seen = j < sizes.keys ? sizes.left + sizes.right : -1;
+            const int j = own + 8 * half, from = j - shift - sizes.right - m - 2 * (lane % 4), seen = (PACKED ? j >= task.own : j < sizes.keys) ? sizes.left + sizes.right : -1;
 #pragma unroll
             for (int i = 0; i < M / 8; i++)
 #pragma unroll
@@ -453,7 +537,19 @@ __global__ void __launch_bounds__(THREADS, 1)
       }
       asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
       meet(STORED + mine, 128);
-      if (thread == 0) {
+      if constexpr (PACKED) {  // without the rows that are not the tile's own: of a store no coordinate may be negative
+#pragma unroll
+        for (int i = thread; i < 64 * D / 8; i += 128) {
+          const int r = i / (D / 8), row = 64 * mine + r, c = i % (D / 8), at = (c / 8 * 2 + mine) * ATOM + r * LINE + ((c ^ r) % 8 << 4);
+          if (task.n + row >= task.own) {
+            const i64 token = task.key_start + task.n + row;
+            const uint4 of_v = *reinterpret_cast<const uint4 *>(v_tile + at), of_k = *reinterpret_cast<const uint4 *>(k_tile + at);
+            *reinterpret_cast<uint4 *>(dv_tokens + task.g * of_dv.head + token * of_dv.row + 8 * c) = of_v;
+            *reinterpret_cast<uint4 *>(dk_tokens + task.g * of_dk.head + token * of_dk.row + 8 * c) = of_k;
+          }
+        }
+        meet(STORED + mine, 128);  // all have read what the next tile's keys and values may take the place of
+      } else if (thread == 0) {
 #pragma unroll
         for (int x = 0; x < D; x += 64) {
           put_tile(dv_map, v_tile + (x / 64 * 2 + mine) * ATOM, x, task.n + 64 * mine, task.g, task.b);

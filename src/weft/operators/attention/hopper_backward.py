@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.attention.statistics import gradient_of_sinks
 from weft.operators.cuda import CTYPES, CudaPlan, flags
 from weft.operators.hopper.gemm import flags_of
-from weft.operators.hopper.tensor_maps import Heads, map_why_not
+from weft.operators.hopper.tensor_maps import Heads, PackedHeads, map_why_not
 from weft.operators.launch import multiprocessors
 
 # B batch, H heads of q, G heads of k and v, Sq queries, Sk keys, D the head dim of all
@@ -26,7 +25,19 @@ LOG2E = 1 / math.log(2.0)
 class Sizes(ctypes.Structure):
     """``Sizes`` of hopper_backward.cu."""
 
-    names = ("queries", "keys", "heads", "group", "batches", "left", "right", "query_tiles", "key_tiles", "section")
+    names = (
+        "queries",
+        "keys",
+        "heads",
+        "group",
+        "batches",
+        "left",
+        "right",
+        "query_tiles",
+        "key_tiles",
+        "section",
+        "sequences",
+    )
     _fields_ = tuple((name, ctypes.c_int) for name in names)
 
 
@@ -50,7 +61,12 @@ def shared_bytes(d: int) -> int:
     m = queries_of(d)
     tiles = (4 if drawn(d) else 2) * KEYS * d + 2 * SLOTS * m * d + 3 * KEYS * m  # k and v, the rings of q and do, ds
     staged = 0 if drawn(d) else 4 * m * d
-    return 2 * tiles + staged + SLOTS * 2 * m * 4 + 8 * (4 * SLOTS + 10)  # statistics, barriers, the numbers of tiles
+    return 2 * tiles + staged + SLOTS * 2 * m * 4 + 8 * (4 * SLOTS + 10) + 2 * 44  # statistics, barriers, tiles of keys
+
+
+def heads_first(t: Tensor) -> Tensor:
+    """[B, heads, S, D]; of packed sequences, [total, heads, D], one batch."""
+    return t.transpose(0, 1)[None] if t.ndim == 3 else t
 
 
 def unsupported(c: Any) -> str:
@@ -62,13 +78,13 @@ def unsupported(c: Any) -> str:
         return f"{c.q.dtype}; it takes 16-bit floats"
     if c.d != c.dv or c.d not in (64, 128):
         return f"head dims {c.d} and {c.dv}; it takes 64 and 128, v's as q's"
-    if more := sorted(set(o.names) - {"sinks"}):
-        return f"{', '.join(more)}; it takes causal, window, a positive scale and sinks"
+    if more := sorted(set(o.names) - {"sinks", "cu_seqlens_q", "cu_seqlens_k"}):
+        return f"{', '.join(more)}; it takes causal, window, a positive scale, sinks and cu_seqlens"
     if o.needs_natural_units or o.threshold:
         return "a soft cap, a score, dropout or a scale of at most 0"
     if c.empty or max(c.query_tokens, c.key_tokens) > LONGEST:
         return f"{c.query_tokens} queries and {c.key_tokens} keys; it takes 1 to {LONGEST}"
-    for name, t in (("q", c.q), ("k", c.k), ("v", c.v), ("o", c.o), ("do", c.do)):
+    for name, t in (*c.views.items(), ("o", heads_first(c.o)), ("do", heads_first(c.do))):
         if reason := map_why_not(name, t, t.element_size(), False):
             return reason
     return ""
@@ -79,34 +95,42 @@ class HopperGradients:
     their order, and so the last bits of dq, differ from run to run."""
 
     def __init__(self, c: Any):
-        o, q, d = c.options, c.q, c.d
-        m = queries_of(d)
-        query_tiles, key_tiles = -(-c.query_tokens // m), -(-c.key_tokens // KEYS)
+        o, d, m = c.options, c.d, queries_of(c.d)
+        batches, extra = (1, c.batches + 2) if c.packed else (c.batches, 0)  # packed: tiles for any lengths
+        query_tiles, key_tiles = (n // size + extra if c.packed else -(-n // size)
+                                  for n, size in ((c.query_tokens, m), (c.key_tokens, KEYS)))  # fmt: skip
         reach = c.query_tokens + c.key_tokens  # no key is further away
         left, right = (reach if n is None else min(n, reach) for n in (o.left, o.right))
-        of_head = c.group * c.query_tokens * d * (2 * 2 + 4)  # q, do, dq: what the blocks of a head of k walk
+        of_head = c.group * max(c.usual_queries, 1) * d * (2 * 2 + 4)  # q, do, dq: what the blocks of a head of k walk
         sizes = Sizes(
-            c.query_tokens, c.key_tokens, c.heads, c.group, c.batches, left, right, query_tiles, key_tiles,
-            min(c.batches * c.heads // c.group, max(1, IN_L2 // of_head)),
+            c.query_tokens, c.key_tokens, c.heads, c.group, batches, left, right, query_tiles, key_tiles,
+            min(batches * c.heads // c.group, max(1, IN_L2 // of_head)), c.batches if c.packed else 0,
         )  # fmt: skip
         self.scale = d**-0.5 if o.scale is None else o.scale
         scale, log_scale = ctypes.c_float(self.scale), ctypes.c_float(self.scale * LOG2E)
-        kind, rows = CTYPES[q.dtype], c.batches * c.heads * query_tiles
-        self.statistics, self.sums = (c.batches, c.heads, query_tiles, 2, m), (rows, m * d)
-        gradients = [torch.empty_like(t, device="meta") for t in (c.q, c.k, c.v)]
-        self.maps = [Heads(t, 64) for t in (c.q, c.k, c.v, c.do, *gradients[1:])]
-        self.scalars = sizes, scale, log_scale
-        of = [Strides(*t.stride()[:3]) for t in (c.o, c.do, gradients[0])]
+        kind, rows = CTYPES[c.q.dtype], batches * c.heads * query_tiles
+        self.statistics, self.sums = (batches, c.heads, query_tiles, 2, m), (rows, m * d)
+        q, k, v = c.views.values()
+        o_view, do = heads_first(c.o), heads_first(c.do)
+        gradients = [heads_first(torch.empty_like(t, device="meta")) for t in (c.q, c.k, c.v)]
+        of_rows = [(q, m), (k, KEYS), (v, KEYS), (do, m)]
+        self.maps = [PackedHeads(t, n) if c.packed else Heads(t, 64) for t, n in of_rows]
+        self.maps += [Heads(t, 64) for t in gradients[1:]]
+        of_o, of_do, of_dq, of_dk, of_dv = (Strides(*t.stride()[:3]) for t in (o_view, do, *gradients))
+        self.scalars = sizes, of_dk, of_dv, scale, log_scale
+        packed = flags(c.packed)
         self.prepare = [
-            CudaPlan(SOURCE, f"prepare<{kind}, {d}>", (rows, 1), 256, (sizes, *of[:2], ctypes.c_int(given)))
+            CudaPlan(
+                SOURCE, f"prepare<{kind}, {d}, {packed}>", (rows, 1), 256, (sizes, of_o, of_do, ctypes.c_int(given))
+            )
             for given in (0, 1)
         ]
-        blocks = key_tiles * c.batches * (c.heads // c.group)
+        blocks = key_tiles * batches * (c.heads // c.group)
         if drawn(d):
             blocks = min(blocks, multiprocessors(q.device))
-        kernel = f"gradients<{kind}, {d}, {SLOTS}, {flags(drawn(d))}>"
+        kernel = f"gradients<{kind}, {d}, {SLOTS}, {flags(drawn(d))}, {packed}>"
         self.main = CudaPlan(SOURCE, kernel, (blocks, 1), THREADS, (), 1, shared_bytes(d))
-        self.finish = CudaPlan(SOURCE, f"finish<{kind}, {d}>", (rows, 1), 256, (sizes, of[2], scale))
+        self.finish = CudaPlan(SOURCE, f"finish<{kind}, {d}, {packed}>", (rows, 1), 256, (sizes, of_dq, scale))
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, peak: Tensor, log_sum: Tensor, do: Tensor, dlse: Tensor | None,
@@ -116,17 +140,19 @@ class HopperGradients:
         statistics = torch.empty(self.statistics, dtype=torch.float32, device=q.device)
         sums = torch.empty(self.sums, dtype=torch.float32, device=q.device)
         of_lse = peak if dlse is None else dlse.contiguous()
-        self.prepare[dlse is not None](o, do, peak, log_sum, of_lse, statistics, sums)
+        bounds = given.get("cu_seqlens_q", q), given.get("cu_seqlens_k", q)
+        self.prepare[dlse is not None](o, do, peak, log_sum, of_lse, statistics, sums, bounds[0])
         found = {name: torch.empty_like(t) for name, t in (("q", q), ("k", k), ("v", v))}
         main, counter = self.main, sums
         if q.is_cuda:
             main = main.at(self.of_tensors, q, k, v, do, found["k"], found["v"])
             counter = flags_of(q.device, 1)
-        main(statistics, sums, counter)
-        self.finish(sums, found["q"])
+        main(statistics, sums, counter, found["k"], found["v"], *bounds)
+        self.finish(sums, found["q"], bounds[0])
         if "sinks" in wanted:
-            delta = statistics[:, :, :, 1].flatten(2)[..., : q.shape[2]]
-            found["sinks"] = gradient_of_sinks(given["sinks"], peak, log_sum, delta, True)
+            base, delta = statistics.unbind(3)  # rows behind the last have a base of -inf: no share
+            share = torch.exp2(given["sinks"].float()[:, None, None] * LOG2E + base)
+            found["sinks"] = -(share * delta).sum((0, 2, 3)).to(given["sinks"].dtype)
         return found
 
     def of_tensors(self, *tensors: Tensor) -> tuple[Any, ...]:

@@ -15,6 +15,7 @@
 #include "hopper_pipeline.cuh"
 #include "hopper_wgmma.cuh"
 #include "hopper_wgmma_registers.cuh"
+#include "packed_sequences.cuh"
 
 constexpr float LOG2E = 1.4426950408889634f;
 #define INFINITE __uint_as_float(0x7f800000u)
@@ -42,16 +43,7 @@ __device__ __forceinline__ void turn_pass(int id) { asm volatile("bar.arrive %0,
 // Queries `first` … of a sequence, whose tokens begin at query_start and key_start; they see tiles of keys [from, to).
 struct Tile { int batch, head, first, from, to, query_start, key_start, queries, keys; };
 
-// First token and length of sequence b. Ahead of the first one (b = -1) and behind the last one are the tokens, up to `rest`, that belong to
-// none. Bounds out of range are clamped.
-__device__ __forceinline__ void extent(const int *bounds, int b, int sequences, int tokens, int rest, int &start, int &length) {
-  start = b < 0 ? 0 : min(max(bounds[b], 0), tokens);
-  const int end = b < sequences ? bounds[b + 1] : rest;
-  length = max(min(b < 0 ? min(end, rest) : end, tokens) - start, 0);
-}
-
-// The tile of a number. Packed sequences have tiles of their own: those of sequence b are numbered from bounds[b] / ROWS + b + 1 on, which leaves
-// room for any lengths; some numbers have no tile.
+// The tile of a number; of packed sequences some numbers have none.
 template <int ROWS, int KEYS, bool LEFT, bool RIGHT, bool PACKED>
 __device__ __forceinline__ bool find(Tile &t, int number, const Sizes &s, const int *query_bounds, const int *key_bounds) {
   const int section = number / (s.section * s.rows), inside = number % (s.section * s.rows);
@@ -59,15 +51,8 @@ __device__ __forceinline__ bool find(Tile &t, int number, const Sizes &s, const 
   int row = s.rows - 1 - inside / heads;
   t.batch = all / s.heads, t.head = all % s.heads, t.query_start = t.key_start = 0, t.queries = s.queries, t.keys = s.keys;
   if constexpr (PACKED) {
-    int b = -1, high = s.sequences;
-    while (b < high) {
-      const int middle = (b + high + 1) / 2;
-      if (query_bounds[middle] / ROWS + middle + 1 <= row)
-        b = middle;
-      else
-        high = middle - 1;
-    }
-    row = max(row - (b < 0 ? 0 : query_bounds[b] / ROWS) - b - 1, 0);
+    const int b = sequence_of<ROWS>(query_bounds, s.sequences, s.queries, row);
+    row -= first_tile<ROWS>(query_bounds, b, s.queries);
     extent(query_bounds, b, s.sequences, s.queries, s.queries, t.query_start, t.queries);
     extent(key_bounds, b, s.sequences, s.keys, 0, t.key_start, t.keys);
   }
@@ -78,10 +63,6 @@ __device__ __forceinline__ bool find(Tile &t, int number, const Sizes &s, const 
   t.from = begin / KEYS, t.to = max((end + KEYS - 1) / KEYS, t.from);
   return true;
 }
-
-// What all lanes of a warp agree on, in a uniform register: after a shuffle instead the compiler would keep slots and descriptors in
-// registers of threads.
-__device__ __forceinline__ int agreed(int x) { return int(__reduce_or_sync(0xffffffffu, u32(x))); }
 
 // One step of the online softmax (Milakov & Gimelshein 2018) on scores of 64 queries and KEYS keys: a thread has of queries lane / 4 and
 // lane / 4 + 8 of its warp, two neighbouring columns of every 8. Of a query it sees columns [low, high), counted from its own first one.
