@@ -22,11 +22,12 @@ LAUNCH = """
 const Sizes sizes = {int(job.shape[0]), int(job.shape[1]), int(job.shape[2]), int(job.shape[3]), int(job.shape[4]),
                      int(job.shape[5]), int(job.shape[6]), int(job.shape[7]), int(job.shape[8]), int(job.shape[9]),
                      int(job.shape[10]), int(job.shape[11]), i64(job.factors[0]), job.scales[0], job.scales[1],
-                     float(job.factors[1])};
+                     MASK, float(job.factors[1]), CAP};
 float *const statistics = job.buffer(8);
 job.run([&] {
   KERNEL(job.buffer(4), statistics, statistics + sizes.all * sizes.queries, job.buffer(3), job.buffer(10),
-         job.buffer(5), job.buffer(6), job.map<TensorMap>(0), job.map<TensorMap>(1), job.map<TensorMap>(2), sizes);
+         job.buffer(5), job.buffer(6), job.buffer(7), job.map<TensorMap>(0), job.map<TensorMap>(1),
+         job.map<TensorMap>(2), sizes);
 });
 """
 
@@ -48,6 +49,8 @@ class Case:
     sinks: Any = None  # their dtype
     apart: bool = False  # [B, S, H, D] in memory, with room between rows
     packed: tuple = ()  # bounds of queries and of keys, among s and t tokens
+    softcap: float | None = None
+    mask: tuple = ()  # its shape
     groups: int = 2
     keys: int = 64
     stages: int = 2
@@ -73,15 +76,20 @@ class Call:
 
         shapes = (case.h, case.s, case.d), (case.g, case.t, case.d), (case.g, case.t, case.dv)
         self.q, self.k, self.v = (random(*shape) for shape in shapes)
-        self.named: dict[str, Any] = {"causal": case.causal, "window": case.window}
+        self.named: dict[str, Any] = {"causal": case.causal, "window": case.window, "softcap": case.softcap}
         self.sinks = torch.randn(case.h, generator=g).to(case.sinks or case.dtype)
-        given = {"sinks": self.sinks} if case.sinks else {}
+        self.mask = torch.rand(case.mask, generator=g) > 0.3
+        given = {"mask": self.mask} if case.mask else {}
+        if case.mask:
+            self.mask[..., 70:150] = False  # a tile of keys that nothing sees, and rows that see nothing
+            self.named["mask"] = self.mask
+        given |= {"sinks": self.sinks} if case.sinks else {}
         self.bounds = [torch.tensor(b, dtype=torch.int32) for b in case.packed]
         if case.packed:
             given |= dict(zip(("cu_seqlens_q", "cu_seqlens_k"), self.bounds, strict=True))
             for t, (first, *_, end) in ((self.q, case.packed[0]), (self.k, case.packed[1]), (self.v, case.packed[1])):
                 t[:first] = t[end:] = torch.nan  # tokens of no sequence
-        made = dispatch.options(tuple(given), case.causal, case.window, None, None, None, 0.0)
+        made = dispatch.options(tuple(given), case.causal, case.window, None, case.softcap, None, 0.0)
         config = {name.upper(): getattr(case, name) for name in ("groups", "keys", "stages", "q_stages", "turns")}
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
             patch.setattr(hopper_forward.configuration, "trial", config)
@@ -95,12 +103,15 @@ class Call:
 
     @property
     def launch(self) -> str:
-        return LAUNCH.replace("KERNEL", self.plan.launch.expression)
+        sizes = self.plan.sizes
+        strides = f"{sizes.mask_batch}, {sizes.mask_head}, {sizes.mask_key}"
+        text = LAUNCH.replace("MASK", strides).replace("CAP", f"{sizes.cap}f, {sizes.in_cap}f")
+        return text.replace("KERNEL", self.plan.launch.expression)
 
     def job(self) -> bytes:
         counter = torch.zeros(1, dtype=torch.int32)
         buffers = {0: self.q, 1: self.k, 2: self.v, 3: self.sinks, 4: self.o, 8: self.statistics, 10: counter}
-        buffers |= dict(zip((5, 6), self.bounds, strict=False))
+        buffers |= dict(zip((5, 6), self.bounds, strict=False)) | {7: self.mask.view(torch.uint8)}
         maps, sizes = packed_maps(lambda: self.plan.scalars(self.q, self.k, self.v), buffers, [0, 1, 2])
         numbers = [getattr(sizes, name) for name, _ in sizes._fields_]
         return job(self.plan.launch, self.seed, buffers, maps=maps, shape=numbers[:12], scales=numbers[13:15],
@@ -121,7 +132,7 @@ class Call:
         want, lse = reference(*operands, sinks=sinks, return_lse=True, **self.named, **cu)
         eps = torch.finfo(self.case.dtype).eps
         wrong = difference("o", o, want, eps * want.abs() + eps * want.abs().amax())
-        got = log_sum_exp(peak, log_sum, True)
+        got = log_sum_exp(peak, log_sum, self.case.softcap is None)
         return wrong or difference("lse", got, lse, 1e-5 * lse.abs() + 1e-5)
 
 
@@ -138,6 +149,8 @@ CASES = {
         s=200, t=210, packed=((0, 150, 200), (0, 100, 210)), window=(30, 20), d=128, dv=128, keys=80
     ),
     "256 columns": Case(d=256, dv=256, s=70, t=120, keys=80, turns=0),
+    "soft cap": Case(h=2, s=100, t=150, softcap=1.5, causal=True, sinks=BF16),
+    "masks of keys": Case(b=2, h=2, s=70, t=300, mask=(2, 2, 1, 300), causal=True, keys=80),
     "160 keys": Case(d=128, dv=128, s=66, t=400, keys=160, q_stages=2),
 }
 MISTAKES = {
@@ -162,13 +175,17 @@ MISTAKES = {
     "no mask at the right edge": ("causal", "first + shift + sizes.right + 1)", "first + 64 + shift + sizes.right + 1)"),
     "a key less on the left": ("window", ": position - sizes.left) - begin", ": position - sizes.left + 1) - begin"),
     "no mask at the left edge": ("window", "first + 63 + shift", "first - 64 + shift"),
-    "a row without keys": ("fewer keys than queries", "masked && now == -INFINITE ? 0.f : now", "now"),
+    "a row without keys": ("fewer keys than queries", "(masked || hidden) && now", "false && now"),
     "lanes keep their own pairs": ("causal", "upper ? w.word[k] : w.word[k | apart], apart)", "w.word[k], apart)"),
     "keys of the next sequence": ("packed", "c * 64, -lacking, tile", "c * 64, 0, tile"),
-    "tiles of the sequence before": ("packed", "ROWS + middle + 1 <= row", "ROWS + middle <= row"),
+    "tiles of the sequence before": ("packed", "middle, tokens) <= tile", "middle, tokens) <= tile + 1"),
+    "a cap twice as high": ("soft cap", "sizes.cap - 2.f * sizes.cap", "2.f * sizes.cap - 4.f * sizes.cap"),
+    "the mask of the tile before": ("masks of keys", "const int key = at * KEYS", "const int key = (at + 1) * KEYS"),
+    "other lanes' masks": ("masks of keys", "hidden[w] >>= lane % 4 * 2", "hidden[w] >>= lane % 4"),
+    "a row without keys under a mask": ("masks of keys", "(masked || hidden) && now", "masked && now"),
     "columns that are not there": ("128 columns", "8 * (j + lane % 4) < sizes.columns", "true"),
 }  # fmt: skip
-LONG = list(CASES)[5:]
+LONG = [name for name in list(CASES)[5:] if name not in ("soft cap", "masks of keys")]
 SUITES = {"hopper_forward.cu": Suite(cuda_as_cpp.whole(hopper_forward.SOURCE), Call, CASES, MISTAKES, long=LONG)}
 
 
@@ -219,12 +236,16 @@ def test_a_launch_maps_the_tensors_where_they_lie(launched, monkeypatch):
 
 def test_what_it_does_not_take_has_a_reason():
     heads, mask = (2, 4, 100, 64), torch.empty(100, 100, dtype=torch.bool, device="meta")
+    bias = torch.empty(100, dtype=BF16, device="meta")
     declined = {
-        "float32": {"dtype": torch.float32}, "mask": {"mask": mask}, "softcap": {"softcap": 2.0}, "dropout": {"dropout": 0.1},
+        "float32": {"dtype": torch.float32}, "a mask of shape (100, 100)": {"mask": mask}, "softcap": {"softcap": 1e-9},
+        "dropout": {"dropout": 0.1}, "bias": {"bias": bias},
         "not positive": {"scale": -1.0}, "head dims 60": {"d": 60}, "and 264": {"dv": 264},
     }  # fmt: skip
     with compiling_for(90, lambda *kernel: None):
         assert hopper_forward.unsupported(call_of(heads, heads, heads, causal=True, window=(3, None))) == ""
+        taken = {"mask": mask[None, :1], "softcap": 30.0, "scale": -1.0}
+        assert hopper_forward.unsupported(call_of(heads, heads, heads, **taken)) == ""
         for words, named in declined.items():
             d = named.pop("d", 64)
             of_v = named.pop("dv", d)

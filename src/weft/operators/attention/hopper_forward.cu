@@ -22,17 +22,23 @@ constexpr float LOG2E = 1.4426950408889634f;
 
 // queries, keys: of a head (of packed sequences: all of them); heads: of q in a batch, `group` of them to one of k and v; rows: tiles of a
 // head; section: heads (of any batch) whose tiles follow one another; all: heads of all batches; left, right: keys that a query sees beside its
-// own; sinks: 0 none, 1 of T, 2 of float; columns: of v; sequences: packed ones; o_batch …: strides of the result; unit: of a score, in
-// exponents of 2.
+// own; sinks: 0 none, 1 of T, 2 of float; columns: of v; sequences: packed ones; o_batch …: strides of the result; mask_batch …: of the mask of
+// keys, in bytes; unit: of a score, in exponents of 2; cap, in_cap: c log2(e) and 2 log2(e) scale / c of a soft cap c.
 struct Sizes {
   int queries, keys, heads, group, rows, section, all, left, right, sinks, columns, sequences;
-  i64 o_batch, o_head, o_row;
-  float unit;
+  i64 o_batch, o_head, o_row, mask_batch, mask_head, mask_key;
+  float unit, cap, in_cap;
 };
 
 __device__ __forceinline__ float power_of_two(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float inverse(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -66,10 +72,10 @@ __device__ __forceinline__ bool find(Tile &t, int number, const Sizes &s, const 
 
 // One step of the online softmax (Milakov & Gimelshein 2018) on scores of 64 queries and KEYS keys: a thread has of queries lane / 4 and
 // lane / 4 + 8 of its warp, two neighbouring columns of every 8. Of a query it sees columns [low, high), counted from its own first one.
-// Leaves probabilities in s, and in `shrink` what sums so far are to be multiplied by.
+// Leaves probabilities in s, and in `shrink` what sums so far are to be multiplied by. `hidden`: keys may be hidden before.
 template <int KEYS, bool LOW>
-__device__ __forceinline__ void softmax(float (&s)[KEYS / 2], float (&peak)[2], float (&total)[2], float (&shrink)[2], float unit, bool masked, const int (&low)[2],
-                                        const int (&high)[2]) {
+__device__ __forceinline__ void softmax(float (&s)[KEYS / 2], float (&peak)[2], float (&total)[2], float (&shrink)[2], float unit, bool masked, bool hidden,
+                                        const int (&low)[2], const int (&high)[2]) {
   constexpr int CHAINS = 4;  // of dependent operations for each query
   float most[2][CHAINS], sum[2][CHAINS];
 #pragma unroll
@@ -84,7 +90,7 @@ __device__ __forceinline__ void softmax(float (&s)[KEYS / 2], float (&peak)[2], 
     float now = fmaxf(fmaxf(most[h][0], most[h][1]), fmaxf(most[h][2], most[h][3]));
     now = fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 1));
     now = fmaxf(peak[h], fmaxf(now, __shfl_xor_sync(0xffffffffu, now, 2)));
-    base[h] = (masked && now == -INFINITE ? 0.f : now) * unit;  // of a query that has seen no key: powers of -inf
+    base[h] = ((masked || hidden) && now == -INFINITE ? 0.f : now) * unit;  // of a query that has seen no key: powers of -inf
     shrink[h] = power_of_two(peak[h] * unit - base[h]);
     peak[h] = now;
   }
@@ -102,11 +108,12 @@ __device__ __forceinline__ void softmax(float (&s)[KEYS / 2], float (&peak)[2], 
 // relative to it, are [batches, heads, queries]. counter is 0 before a launch and after it. D and DV: columns of q and k, and of v.
 // Maps have boxes of 64 columns, by GROUPS x 64 queries and KEYS keys. PACKED: sequences of other lengths follow one another, from the tokens
 // on that the bounds say. Then the map of keys (and that of values) steps from row to row in its second and its third dimension, of which the
-// second one has KEYS: what a tile lacks comes as zeros ahead of it, and nothing is read of the next sequence.
-template <typename T, int D, int DV, int GROUPS, int KEYS, int STAGES, int Q_STAGES, bool TURNS, bool LEFT, bool RIGHT, bool PACKED>
+// second one has KEYS: what a tile lacks comes as zeros ahead of it, and nothing is read of the next sequence. CAP: peaks are natural, as the
+// portable backward takes them where there is a soft cap. MASK: bytes of 0 hide keys from all queries.
+template <typename T, int D, int DV, int GROUPS, int KEYS, int STAGES, int Q_STAGES, bool TURNS, bool LEFT, bool RIGHT, bool PACKED, bool CAP, bool MASK>
 __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
     attention_hopper(T *o, float *peaks, float *log_sums, const void *sinks, u32 *counter, const int *query_bounds, const int *key_bounds,
-                     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, Sizes sizes) {
+                     const unsigned char *mask, const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, Sizes sizes) {
   constexpr int ROWS = 64 * GROUPS;
   constexpr int Q_BLOCK = ROWS * LINE, BLOCK = KEYS * LINE;  // bytes of 64 columns
   constexpr int Q_BYTES = D / 64 * Q_BLOCK, K_BYTES = D / 64 * BLOCK, V_BYTES = DV / 64 * BLOCK;
@@ -234,7 +241,34 @@ __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
         release(&v_empty[v_slot]);
         if (++v_slot == STAGES) v_slot = 0, v_parity ^= 1;
       };
+      constexpr int WORDS = MASK ? (KEYS + 31) / 32 : 1;
+      u32 bytes[WORDS];  // of lanes' keys: whether they are hidden
+      const unsigned char *const mask_at = mask + tile.batch * sizes.mask_batch + tile.head * sizes.mask_head;
+      auto load_mask = [&](int at) {  // ahead of use
+        if constexpr (MASK) {
+#pragma unroll
+          for (int w = 0; w < WORDS; w++) {
+            const int key = at * KEYS + 32 * w + lane;
+            bytes[w] = (32 * w + lane < KEYS && key < all_keys) ? mask_at[key * sizes.mask_key] == 0 : 0;
+          }
+        }
+      };
       auto weigh = [&](int at, bool masked) {
+        if constexpr (CAP) {  // c tanh(x / c) = c - 2 c / (exp(2 x / c) + 1)
+#pragma unroll
+          for (int i = 0; i < KEYS / 2; i++) s[i] = sizes.cap - 2.f * sizes.cap * inverse(power_of_two(s[i] * sizes.in_cap) + 1.f);
+        }
+        if constexpr (MASK) {
+          u32 hidden[WORDS], any = 0;
+#pragma unroll
+          for (int w = 0; w < WORDS; w++) any |= hidden[w] = agreed(bytes[w] << lane), hidden[w] >>= lane % 4 * 2;
+          if (any)
+#pragma unroll
+            for (int i = 0; i < KEYS / 2; i++) {
+              const int column = i / 4 * 8 + i % 2;
+              if (hidden[column / 32] >> column % 32 & 1) s[i] = -INFINITE;
+            }
+        }
         int low[2], high[2];
 #pragma unroll
         for (int h = 0; h < 2; h++) {
@@ -243,13 +277,14 @@ __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
           low[h] = (PACKED && LEFT ? max(position - sizes.left, least) : PACKED ? least : position - sizes.left) - begin;
           high[h] = (RIGHT ? min(all_keys, position + sizes.right + 1) : all_keys) - begin;
         }
-        softmax<KEYS, LEFT || PACKED>(s, peak, total, shrink, sizes.unit, masked, low, high);
+        softmax<KEYS, LEFT || PACKED>(s, peak, total, shrink, CAP ? 1.f : sizes.unit, masked, MASK, low, high);
       };
       auto pack_all = [&] {
 #pragma unroll
         for (int i = 0; i < KEYS / 4; i++) p[i / 4][i % 4] = pack_pair(T{}, s[2 * i], s[2 * i + 1]);
       };
       auto step = [&](int at, bool masked) {
+        load_mask(at);
         barrier_wait(&k_full[k_slot], k_parity);
         if constexpr (TURNS) turn_wait(own_turn);
         multiply_keys();
@@ -271,6 +306,7 @@ __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
 
       int at = tile.to - 1;
       if (at >= tile.from) {
+        load_mask(at);
         barrier_wait(&k_full[k_slot], k_parity);
         multiply_keys();
         wgmma_wait<0>();
@@ -306,7 +342,7 @@ __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
       for (int h = 0; h < 2; h++) {
         total[h] += __shfl_xor_sync(0xffffffffu, total[h], 1);
         total[h] += __shfl_xor_sync(0xffffffffu, total[h], 2);
-        float top = peak[h] * sizes.unit;
+        float top = CAP ? peak[h] : peak[h] * sizes.unit;
         factor[h] = 1.f;
         if (sizes.sinks) {  // one more logit, of a key without a value
           const float sink = LOG2E * (sizes.sinks == 1 ? to_float(static_cast<const T *>(sinks)[tile.head]) : static_cast<const float *>(sinks)[tile.head]);
@@ -319,7 +355,7 @@ __global__ void __launch_bounds__(128 * (GROUPS + 1), 1)
         factor[h] /= total[h];
         const int i = row + 8 * h;
         if (lane % 4 == 0 && i < all_queries) {
-          peaks[of_all + i] = top;
+          peaks[of_all + i] = CAP ? top * (1.f / LOG2E) : top;
           log_sums[of_all + i] = log2f(total[h]);
         }
       }

@@ -40,8 +40,8 @@ class Sizes(ctypes.Structure):
     )
     _fields_ = (
         *((name, ctypes.c_int) for name in ints),
-        *((name, ctypes.c_longlong) for name in ("o_batch", "o_head", "o_row")),
-        ("unit", ctypes.c_float),
+        *((name, ctypes.c_longlong) for name in ("o_batch", "o_head", "o_row", "mask_batch", "mask_head", "mask_key")),
+        *((name, ctypes.c_float) for name in ("unit", "cap", "in_cap")),
     )
 
 
@@ -93,11 +93,15 @@ def unsupported(c: Any) -> str:
         return f"needs sm_90, this is sm_{c.sm}"
     if c.q.dtype not in SIXTEEN_BITS:
         return f"{c.q.dtype}; it takes float16 and bfloat16"
-    taken = [name for name in ("mask", "bias", "alibi") if name in c.given]
-    taken += [name for name in ("softcap", "score") if getattr(o, name) is not None] + ["dropout"] * (o.threshold > 0)
-    if taken:
-        return f"{', '.join(taken)}; it takes causal, window, scale, sinks and cu_seqlens"
-    if o.scale is not None and o.scale <= 0:
+    taken = [name for name in ("bias", "alibi") if name in c.given] + ["score"] * (o.score is not None)
+    if taken or o.threshold:
+        words = ", ".join(taken + ["dropout"] * (o.threshold > 0))
+        return f"{words}; it takes causal, window, scale, softcap, masks of keys, sinks and cu_seqlens"
+    if "mask" in c.given and c.query_tokens > 1 and strides_of_mask(c)[2]:
+        return f"a mask of shape {tuple(c.given['mask'].shape)}; it takes masks of keys, [B, 1, 1, Sk] or [B, H, 1, Sk]"
+    if o.softcap is not None and not 2**-20 <= o.softcap <= 2**20:
+        return f"a softcap of {o.softcap}; it takes 2**-20 to 2**20"
+    if o.softcap is None and o.scale is not None and o.scale <= 0:
         return f"a scale of {o.scale}, which is not positive"
     if widths(c.d, c.dv) is None or c.d % 8 or c.dv % 8:
         return f"head dims {c.d} and {c.dv}; it takes multiples of 8 up to 256"
@@ -107,9 +111,14 @@ def unsupported(c: Any) -> str:
     return next((reason for reason in reasons if reason), "")
 
 
+def strides_of_mask(c: Any) -> tuple[int, ...]:
+    """In [B, H, Sq, Sk]; zeros where there is none."""
+    return c.given["mask"].expand(*c.q.shape[:3], c.key_tokens).stride() if "mask" in c.given else (0, 0, 0, 0)
+
+
 class HopperForward:
-    """Called as the Triton kernel's plan is: with q, k, v, o, peak, log_sum, and of what may be given the sinks and the bounds
-    of packed sequences."""
+    """Called as the Triton kernel's plan is: with q, k, v, o, peak, log_sum, and of what may be given the mask, the sinks and
+    the bounds of packed sequences."""
 
     def __init__(self, c: Any, o: Tensor):
         left, right = c.options.left, c.options.right
@@ -121,7 +130,10 @@ class HopperForward:
         found = widths(c.d, c.dv)
         assert found is not None  # ``unsupported`` looked
         d, dv = found
-        config = configuration(c.q.device, c.q.dtype, d, dv, left_bound or right_bound, bucket(c.usual_queries))
+        shape = left_bound or right_bound, bucket(c.usual_queries)
+        if c.options.softcap is not None:  # larger tiles' scores would spill
+            shape = True, 1024
+        config = configuration(c.q.device, c.q.dtype, d, dv, *shape)
         rows = 64 * config["GROUPS"]
         # of packed sequences as many as any lengths could need
         tiles = c.query_tokens // rows + c.batches + 2 if c.packed else -(-c.query_tokens // rows)
@@ -133,16 +145,18 @@ class HopperForward:
         sinks = c.given.get("sinks")
         kind = 0 if sinks is None else 1 if sinks.dtype == c.q.dtype else 2
         scale = c.d**-0.5 if c.options.scale is None else c.options.scale
+        softcap, mask = c.options.softcap, strides_of_mask(c)
         self.sizes = Sizes(
             c.query_tokens, c.key_tokens, c.heads, c.group, tiles, section, every, min(left, c.key_tokens) if left_bound else 0,
             min(right, c.query_tokens) if right_bound else 0, kind, c.dv, c.batches if c.packed else 0,
-            *((0, o.stride(1), o.stride(0)) if c.packed else o.stride()[:3]), scale * LOG2E,
+            *((0, o.stride(1), o.stride(0)) if c.packed else o.stride()[:3]), mask[0], mask[1], mask[3], scale * LOG2E,
+            (softcap or 0.0) * LOG2E, 2 * LOG2E * scale / (softcap or 1.0),
         )  # fmt: skip
         of_keys = PackedHeads if c.packed else Heads
         q, k, v = c.views.values()
         self.maps = Heads(q, rows), of_keys(k, config["KEYS"]), of_keys(v, config["KEYS"])
         numbers = (d, dv, *(config[name] for name in ("GROUPS", "KEYS", "STAGES", "Q_STAGES")))
-        ends = flags(config["TURNS"], left_bound, right_bound, c.packed)
+        ends = flags(config["TURNS"], left_bound, right_bound, c.packed, softcap is not None, "mask" in c.given)
         kernel = f"attention_hopper<{CTYPES[c.q.dtype]}, {', '.join(map(str, numbers))}, {ends}>"
         grid = min(tiles * every, multiprocessors(c.q.device))
         threads, shared = 128 * (config["GROUPS"] + 1), shared_bytes(config, d, dv)
@@ -155,7 +169,7 @@ class HopperForward:
         launch, counter = self.launch, o
         if q.is_cuda:
             launch, counter = launch.at(self.scalars, q, k, v), flags_of(q.device, 1)
-        launch(o, peak, log_sum, sinks, counter, cu_q, cu_k)
+        launch(o, peak, log_sum, sinks, counter, cu_q, cu_k, mask)
 
     def scalars(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
         of_q, of_k, of_v = self.maps
