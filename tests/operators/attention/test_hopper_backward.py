@@ -325,6 +325,35 @@ def test_gradients_are_as_near_to_float64s_as_tritons(dtype, d, s, t, call):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize(
+    "call", [{"causal": True, "sinks": torch.zeros(4)}, {"window": (100, 3)}], ids=["causal", "window"]
+)
+def test_gradients_of_packed_sequences_are_as_near_to_float64s_as_tritons(d, call):
+    """With NaN in the tokens of no sequence, which get zeros."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("a kernel of sm_90")
+    call = {n: t.to(DEVICE, BF16) if n == "sinks" else t for n, t in call.items()}
+    bounds = [37, 37, 170, 171, 700, 828], [20, 60, 200, 200, 650, 800]
+    cu = [torch.tensor(b, dtype=torch.int32, device=DEVICE) for b in bounds]
+    call |= {"cu_seqlens_q": cu[0], "cu_seqlens_k": cu[1]}
+    random = torch.Generator(DEVICE).manual_seed(d)
+    clean = [torch.randn(900, h, d, generator=random, device=DEVICE).to(BF16) for h in (4, 2, 2, 4)]
+    for t, (first, *_, end) in zip(clean, (bounds[0], bounds[1], bounds[1], bounds[0]), strict=True):
+        t[:first] = t[end:] = 0.0
+    *tensors, do = (torch.where(t == 0, torch.nan, t) for t in clean)
+    assert ops.explain("attention", *tensors, direction="backward", **call).implementation == "hopper"
+    mine, tritons = (gradients(ops.attention, tensors, do, None, deterministic=x, **call) for x in (False, True))
+    wide = {n: t.double() if n == "sinks" else t for n, t in call.items()}
+    exact = gradients(reference, [t.double() for t in clean[:3]], clean[3].double(), None, **wide)
+    for x, other, want in zip(mine, tritons, exact, strict=True):
+        error, usual = (float((y.double() - want).norm()) for y in (x, other))
+        assert error <= 1.1 * usual + 1e-3 * torch.finfo(BF16).eps * want.numel() ** 0.5
+    for x, (first, *_, end) in zip(mine, (bounds[0], bounds[1], bounds[1]), strict=True):
+        assert not x[:first].any() and not x[end:].any()
+
+
+@pytest.mark.gpu
 def test_memory_beside_the_results_is_an_fp32_dq():
     q, k, v, do = (torch.randn(1, 4, 8192, 64, device="cuda", dtype=BF16) for _ in range(4))
     for t in (q, k, v):

@@ -81,7 +81,8 @@ class Call:
         self.mask = torch.rand(case.mask, generator=g) > 0.3
         given = {"mask": self.mask} if case.mask else {}
         if case.mask:
-            self.mask[..., 70:150] = False  # a tile of keys that nothing sees, and rows that see nothing
+            self.mask[..., 70:150] = False
+            self.mask[-1, ..., 70:] = False  # the last tiles of keys, which are the first that are walked
             self.named["mask"] = self.mask
         given |= {"sinks": self.sinks} if case.sinks else {}
         self.bounds = [torch.tensor(b, dtype=torch.int32) for b in case.packed]

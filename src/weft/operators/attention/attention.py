@@ -83,6 +83,7 @@ attention = Operator(
             workload(B=1, H=2, S=3, T=3, D=8),
             workload(B=1, H=4, S=70, T=150, D=64, kv_heads=2, causal=True, lse=True, sinks=True),
             workload(B=1, H=2, S=130, T=66, D=128, left=40, right=9, layout="transposed"),
+            workload(B=2, H=2, S=70, T=150, D=64, mask="keys", softcap=150, causal=True, lse=True),
         ],
         "full": [
             *(workload(B=1, H=4, S=s, T=t, D=d, kv_heads=2, causal=c, lse=True)
@@ -91,6 +92,8 @@ attention = Operator(
               for b in ("full", "batches", "keys")),
             workload(B=2, H=4, S=700, T=700, D=128, causal=True, left=128, sinks=True, softcap=3000, times=3),
             workload(B=5, H=4, S=300, T=300, D=64, kv_heads=1, packed=True, causal=True, lse=True, sinks=True),
+            workload(B=5, H=4, S=300, T=330, D=128, kv_heads=2, packed=True, left=90, lse=True),
+            workload(B=2, H=4, S=300, T=333, D=128, kv_heads=2, mask="keys", softcap=3000, sinks=True, times=3),
             workload(B=4, H=4, S=300, T=300, D=128, kv_heads=2, packed=True, ahead=200, causal=True, lse=True, alibi="batches"),
             workload(B=1, H=4, S=257, T=301, D=192, dv=128, score="near", alibi="heads"),
         ],
@@ -113,6 +116,8 @@ attention = Operator(
               for more in ({"bias": "heads", "mask": "keys", "alibi": "heads"},
                            {"softcap": 3000, "dropout": 10, "score": "near"})),
             workload("bf16", B=4, H=4, S=512, T=512, D=192, dv=128, packed=True, causal=True, sinks=True),
+            workload("bf16", B=4, H=4, S=512, T=512, D=128, packed=True),
+            workload("bf16", B=1, H=4, S=512, T=512, D=64, softcap=3000, mask="keys"),
         ],
         "tune": [workload("bf16", B=TOKENS // 4096, H=2048 // d, S=4096, T=4096, D=d, causal=c)
                  for d in (64, 128, 256) for c in (False, True)],
