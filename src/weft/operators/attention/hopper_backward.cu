@@ -34,15 +34,16 @@ struct Sizes { int queries, keys, heads, group, batches, left, right, query_tile
 struct Strides { i64 batch, head, row; };
 
 // A tile of M queries: of its sequence's (or head's) the position of its first row, the first that is the tile's own, and the end; their start
-// among all tokens.
+// among all tokens; whether these belong to a sequence.
 struct Rows {
   int first, own, end, start;
+  bool of_sequence;
   template <int M, bool PACKED> static __device__ __forceinline__ Rows of(int tile, const Sizes &sizes, const int *bounds) {
-    if constexpr (!PACKED) return {tile * M, tile * M, sizes.queries, 0};
+    if constexpr (!PACKED) return {tile * M, tile * M, sizes.queries, 0, true};
     const int b = sequence_of<M>(bounds, sizes.sequences, sizes.queries, tile);
     Rows r;
     extent(bounds, b, sizes.sequences, sizes.queries, sizes.queries, r.start, r.end);
-    r.own = (tile - first_tile<M>(bounds, b, sizes.queries)) * M, r.first = min(r.own, r.end - M);
+    r.own = (tile - first_tile<M>(bounds, b, sizes.queries)) * M, r.first = min(r.own, r.end - M), r.of_sequence = b >= 0 && b < sizes.sequences;
     return r;
   }
 };
@@ -58,8 +59,11 @@ __global__ void __launch_bounds__(256)
   const int tile = blockIdx.x % sizes.query_tiles, bh = blockIdx.x / sizes.query_tiles, b = bh / sizes.heads, h = bh % sizes.heads;
   const Rows rows = Rows::of<M, PACKED>(tile, sizes, bounds);
   const int lane = threadIdx.x % LANES, at_first = threadIdx.x / LANES, first = rows.first + at_first;
-  if (PACKED && rows.own >= rows.end) {  // a number without a tile
-    float *const to = statistics + i64(blockIdx.x) * (2 * M);
+  float *const to = statistics + i64(blockIdx.x) * (2 * M);
+  float4 *const zeros = reinterpret_cast<float4 *>(dq + i64(blockIdx.x) * (2 * PART));
+#pragma unroll
+  for (int i = 0; i < 2 * PART / 4 / 256; i++) zeros[i * 256 + threadIdx.x] = {0.f, 0.f, 0.f, 0.f};
+  if (PACKED && (rows.own >= rows.end || !rows.of_sequence)) {  // a number without a tile; tokens of no sequence have no share in anything
     if (threadIdx.x < M) to[threadIdx.x] = -INFINITE, to[M + threadIdx.x] = 0.f;
     return;
   }
@@ -70,10 +74,6 @@ __global__ void __launch_bounds__(256)
     const i64 row = rows.start + min(PACKED ? max(first + i * TOGETHER, rows.own) : first + i * TOGETHER, rows.end - 1);
     a[i] = load<T, 8>(o + o_at + row * of_o.row), c[i] = load<T, 8>(d_o + do_at + row * of_do.row);
   }
-  float4 *const zeros = reinterpret_cast<float4 *>(dq + i64(blockIdx.x) * (2 * PART));
-#pragma unroll
-  for (int i = 0; i < 2 * PART / 4 / 256; i++) zeros[i * 256 + threadIdx.x] = {0.f, 0.f, 0.f, 0.f};
-  float *const to = statistics + i64(blockIdx.x) * (2 * M);
 #pragma unroll
   for (int i = 0; i < M / TOGETHER; i++) {
     float x[8], y[8], delta = 0.f;
