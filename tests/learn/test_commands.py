@@ -231,6 +231,21 @@ def test_mistakes_are_told_in_a_line(learn, tmp_path):
     assert learn("progress", "--import", "missing.json")[0] == 2
 
 
+def test_accesses_are_drawn_in_the_terminal_and_as_a_page(learn, tmp_path):
+    exercise = course.find("vector_add")
+    learn()
+    for path, text in exercise.solution("en").items():
+        (learn.folder / path).write_text(text)
+    code, said = learn("show", "vector_add", "--html", "page.html")
+    assert code == 0 and "A A A A" in said and "D D D D" in said and "x_ptr[" in said and "bytes read in" in said
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<table>") == 3 and "http" not in page and 'title="element 0: program 0"' in page
+    for path, text in exercise.solution("en").items():
+        (learn.folder / path).write_text(text.replace("* BLOCK +", "* BLOCK + 1 +"))
+    _, said = learn("show", "vector_add", "--lang", "zh")
+    assert "越界" in said
+
+
 def test_watch_checks_on_save(learn):
     learn()
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}

@@ -241,7 +241,7 @@ def hint(which: Which = "", language: Language = "", folder: Folder = "") -> Non
         session.screen.titled(exercise, session.workspace)
         for number, text in enumerate(hints[: entry.hints], 1):
             session.screen.say()
-            session.screen.say(f"  {number}/{len(hints)}  {text}")
+            session.screen.prose(f"{number}/{len(hints)}  {text}")
         if entry.hints == len(hints):
             session.screen.say()
             session.screen.say(
@@ -283,7 +283,7 @@ def solution(which: Which = "", language: Language = "", folder: Folder = "") ->
                 style = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1], "")
                 screen.say(line, style)
         screen.say()
-        screen.say(exercise.why(session.language))
+        screen.prose(exercise.why(session.language), 0)
 
 
 def show(
@@ -307,9 +307,11 @@ def show(
         session.screen.verdict(verdict, session.workspace)
         raise typer.Exit(1)
     session.screen.titled(exercise, session.workspace)
-    launch = verdict.launches[0]
+    launch = max(verdict.launches, key=lambda made: (bool(made["problems"]), min(made["counts"]["programs"], 4)))
     for line, style in pictures.terminal(launch, session.language, min(out.width, 100)):
         session.screen.say(line, style)
+    for problem in launch["problems"]:
+        session.screen.say("  " + Text(*problem)[session.language], "red")
     if html:
         Path(html).write_text(pictures.page(launch, exercise, session.language), encoding="utf-8")
         session.screen.say(Text(f"written: {html}", f"已写入：{html}"), "dim")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from rich.padding import Padding
 from rich.text import Text as Line
 
 from weft.console import out
@@ -36,6 +37,17 @@ class Screen:
 
     def say(self, text: Text | str = "", style: str = "") -> None:
         out.print(text[self.language] if isinstance(text, Text) else text, style=style or None, soft_wrap=True)
+
+    def prose(self, text: str, indent: int = 2) -> None:
+        """Text whose lines may be broken between words; those that begin with a space are kept, as code is."""
+        width = min(out.width, 100)
+        code = False
+        for line in text.splitlines():
+            code ^= line.startswith("```")
+            if code or line.startswith((" ", "|", "```")):
+                self.say(" " * indent + line)
+            else:
+                out.print(Padding(Line(line), (0, 0, 0, indent), expand=False), width=width)
 
     def titled(self, exercise: Exercise, workspace: Workspace) -> None:
         """The exercise's name and its file, as editors and terminals open it: path:line."""

@@ -121,7 +121,9 @@ def _unpacked(value: Any, buffers: list[bytearray], held: Callable[[int], Any] |
         return getattr(torch, value["dtype"])
     dtype = getattr(torch, value["torch"])
     data = buffers[value["buffer"]]
-    flat = torch.frombuffer(data, dtype=torch.uint8).view(dtype) if data else torch.empty(0, dtype=dtype)
+    flat = torch.empty(0, dtype=dtype)
+    if data:  # a copy begins on 64 bytes, as PyTorch's allocator gives them; a buffer begins anywhere
+        flat = torch.frombuffer(data, dtype=torch.uint8).clone().view(dtype)
     if value["device"] != "cpu" and torch.cuda.is_available():
         flat = flat.to(value["device"])
     tensor = flat.as_strided(value["shape"], value["stride"])
