@@ -2,6 +2,8 @@ def check(learner, t):
     block = 32
     for n in (1, block - 1, block, 32 * block + t.integers(1, block), 5 * block + t.integers(1, block)):
         a, x, y = float(t.rng.standard_normal()), t.randn(n), t.randn(n)
-        t.close(learner.axpy(a, x, y, block), a * x + y, f"axpy({a:.3f}, x, y, block={block}) of {n} elements")
-        t.require(t.count("bytes_written"), "no kernel of yours wrote the result", "结果不是由你的核函数写出的")
+        t.close(learner.axpy(a, x, y, block), a * x + y, f"axpy({a:.3f}, x, y, block={block}), x [{n}]")
+        t.require(
+            t.count("bytes_written") >= x.nbytes, "no kernel of yours wrote the result", "结果不是由你的核函数写出的"
+        )
     t.at_most(t.count("bytes_read"), 8 * n, "bytes read", "读取的字节数")

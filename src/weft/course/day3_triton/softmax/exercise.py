@@ -45,7 +45,14 @@ def bytes_fused(m: int, n: int, element_size: int) -> int:
 
 
 def bytes_unfused(m: int, n: int, element_size: int) -> int:
-    """peak = x.max(1); d = x - peak; e = d.exp(); total = e.sum(1); out = e / total: five kernels, one after another."""
+    """
+    [en
+    peak = x.max(1); d = x - peak; e = d.exp(); total = e.sum(1); out = e / total: five kernels, one after another.
+    en]
+    [zh
+    peak = x.max(1); d = x - peak; e = d.exp(); total = e.sum(1); out = e / total：五个核函数，一个接一个。
+    zh]
+    """
     # [solution
     matrix, column = m * n * element_size, m * element_size
     return (

@@ -1,12 +1,10 @@
 def check(learner, t):
     block = 32
     for n in (1, block, t.integers(6, 12) * block + t.integers(1, block)):
-        for call in (1, 2):
+        for _ in range(2):
             x = t.randn(n) + 1
             expected = x.double().sum().float()[None]
-            t.close(
-                learner.total(x, block), expected, f"total(x, block={block}) of {n} elements, call {call}", 1e-5, 1e-4
-            )
+            t.close(learner.total(x, block), expected, f"total(x, block={block}), x [{n}]", 1e-5, 1e-4)
     programs = t.count("programs")
     t.any_order(lambda: learner.total(x, block), "total(x)", 1e-5, 1e-4)
     t.require(

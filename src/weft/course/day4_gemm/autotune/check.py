@@ -29,16 +29,16 @@ def _check(learner, t, configs, machine):
         tile_m, tile_n, tile_k, stages, warps = config
         fit = stages * (tile_m * tile_k + tile_k * tile_n) * 2 <= machine["shared_bytes"]
         fit = fit and tile_m * tile_n <= machine["accumulators"] * 32 * warps
-        t.equal(learner.fits(config, machine), fit, f"fits({config}, machine) with {machine}")
+        t.equal(learner.fits(config, machine), fit, f"fits({config}, machine), machine = {machine}")
     middle = [t.integers(500, 3000) for _ in range(3)]
     for m, n, k in ((t.integers(1, 17), 4096, 4096), middle, (8192, 8192, 8192)):
         for config in configs:
-            what = f"predicted_us({config}, {m}, {n}, {k}, machine) with {machine}"
+            what = f"predicted_us({config}, {m}, {n}, {k}, machine), machine = {machine}"
             t.close(learner.predicted_us(config, m, n, k, machine), expected_us(config, m, n, k, machine), what, 1e-6)
         candidates = [c for c in configs if learner.fits(c, machine)]
         best = sorted(expected_us(c, m, n, k, machine) for c in candidates)[:3]
         got = learner.worth_measuring(configs, m, n, k, machine, 3)
         fit = isinstance(got, list) and all(c in candidates for c in got)
         t.require(fit, f"{got} is not a list of configurations that fit", f"{got} 不是由放得下的配置组成的列表")
-        what = f"the predicted times of worth_measuring(configs, {m}, {n}, {k}, machine, 3)"
+        what = f"[predicted_us(c, …) for c in worth_measuring(configs, {m}, {n}, {k}, machine, 3)]"
         t.close([expected_us(c, m, n, k, machine) for c in got], best, what, 1e-6)

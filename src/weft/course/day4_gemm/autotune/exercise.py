@@ -10,7 +10,14 @@ Config = tuple[int, int, int, int, int]
 
 
 def fits(config: Config, machine: dict[str, float]) -> bool:
-    """Shared memory within machine["shared_bytes"], accumulators of a thread within machine["accumulators"]."""
+    """
+    [en
+    Shared memory within machine["shared_bytes"], accumulators of a thread within machine["accumulators"].
+    en]
+    [zh
+    共享内存不超过 machine["shared_bytes"]，每个线程的累加器不超过 machine["accumulators"]。
+    zh]
+    """
     tile_m, tile_n, tile_k, stages, warps = config
     # [solution
     shared = stages * (tile_m + tile_n) * tile_k * 2
@@ -22,11 +29,21 @@ def fits(config: Config, machine: dict[str, float]) -> bool:
 
 
 def predicted_us(config: Config, m: int, n: int, k: int, machine: dict[str, float]) -> float:
-    """The larger of two times, in microseconds.
+    """
+    [en
+    The larger of two times, in microseconds.
 
     Arithmetic: waves of tiles, padding and idle multiprocessors included; one multiprocessor has
     machine["flop_per_s"] / machine["multiprocessors"] and makes one tile at a time.
     Traffic: the padded tiles of A and B that all programs load, through L2 at machine["l2_bytes_per_s"].
+    en]
+    [zh
+    两个时间中较长的一个，单位是微秒。
+
+    计算：块分成的波，包括填充和闲置的流多处理器；一个流多处理器的速率是
+    machine["flop_per_s"] / machine["multiprocessors"]，一次做一块。
+    访存：所有实例经 L2 读取的 A、B 各块（含填充），速率是 machine["l2_bytes_per_s"]。
+    zh]
     """
     tile_m, tile_n, tile_k, _, _ = config
     # [solution

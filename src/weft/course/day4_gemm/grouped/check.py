@@ -3,7 +3,7 @@ TOGETHER = 16  # programs that run at the same time
 
 def check(learner, t):
     for tiles_m, tiles_n, group in ((8, 8, 4), (t.integers(3, 8), t.integers(5, 12), 4), (7, 9, 3), (2, 11, 4)):
-        grid = f"tiles_of C: {tiles_m} x {tiles_n}, groups of {group}"
+        grid = f"tile_of(pid, {tiles_m}, {tiles_n}, {group})"
         made = [learner.tile_of(pid, tiles_m, tiles_n, group) for pid in range(tiles_m * tiles_n)]
         every = [(i, j) for i in range(tiles_m) for j in range(tiles_n)]
         for pid, tile in enumerate(made):

@@ -10,7 +10,14 @@
 
 
 def tile_of(pid: int, tiles_m: int, tiles_n: int, group: int) -> tuple[int, int]:
-    """The tile (row, column) that program `pid` makes. In a kernel these lines are the same, on tl.program_id(0)."""
+    """
+    [en
+    The tile (row, column) that program `pid` makes. In a kernel these lines are the same, on tl.program_id(0).
+    en]
+    [zh
+    实例 `pid` 负责的块（行，列）。在核函数里，这几行一模一样，只是用 tl.program_id(0)。
+    zh]
+    """
     # [solution
     per_group = group * tiles_n
     first_row = pid // per_group * group

@@ -6,7 +6,14 @@
 
 
 def accumulators_per_thread(tile_m: int, tile_n: int, warps: int) -> float:
-    """float32 registers that one thread needs for its part of the tile of C; a warp has 32 threads."""
+    """
+    [en
+    float32 registers that one thread needs for its part of the tile of C; a warp has 32 threads.
+    en]
+    [zh
+    一个线程为 C 的块中自己的那部分所需的 float32 寄存器数；一个线程束（warp）有 32 个线程。
+    zh]
+    """
     # [solution
     return tile_m * tile_n / (32 * warps)
     # solution]
@@ -16,7 +23,14 @@ def accumulators_per_thread(tile_m: int, tile_n: int, warps: int) -> float:
 
 
 def shared_bytes(tile_m: int, tile_n: int, tile_k: int, stages: int, size: int) -> int:
-    """Shared memory of a program that has `stages` steps along k in flight, elements of `size` bytes."""
+    """
+    [en
+    Shared memory of a program that has `stages` steps along k in flight, elements of `size` bytes.
+    en]
+    [zh
+    沿 k 有 `stages` 步在途的一个实例所需的共享内存，元素 `size` 字节。
+    zh]
+    """
     # [solution
     return stages * (tile_m + tile_n) * tile_k * size
     # solution]
@@ -26,7 +40,14 @@ def shared_bytes(tile_m: int, tile_n: int, tile_k: int, stages: int, size: int) 
 
 
 def useful_share(m: int, n: int, tile_m: int, tile_n: int) -> float:
-    """The part of the computed elements that lies inside C [m, n]; the rest is padding that is masked away."""
+    """
+    [en
+    The part of the computed elements that lies inside C [m, n]; the rest is padding that is masked away.
+    en]
+    [zh
+    算出的元素中位于 C [m, n] 之内的比例；其余是被掩码去掉的填充。
+    zh]
+    """
     # [solution
     padded_m, padded_n = -(-m // tile_m) * tile_m, -(-n // tile_n) * tile_n
     return m * n / (padded_m * padded_n)
@@ -37,7 +58,14 @@ def useful_share(m: int, n: int, tile_m: int, tile_n: int) -> float:
 
 
 def wave_share(m: int, n: int, tile_m: int, tile_n: int, multiprocessors: int) -> float:
-    """Busy multiprocessors, averaged over all waves: each multiprocessor makes one tile at a time, all in equal time."""
+    """
+    [en
+    Busy multiprocessors, averaged over all waves: each multiprocessor makes one tile at a time, all in equal time.
+    en]
+    [zh
+    所有波平均下来忙碌的流多处理器的比例：每个流多处理器一次做一块，每块用时相同。
+    zh]
+    """
     # [solution
     tiles = -(-m // tile_m) * -(-n // tile_n)
     waves = -(-tiles // multiprocessors)

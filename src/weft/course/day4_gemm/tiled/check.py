@@ -5,7 +5,11 @@ def check(learner, t):
         expected = (a.double() @ b.double()).float()
         what = f"matmul(a, b, {tm}, {tn}, {tk}), a [{m}, {k}], b [{k}, {n}]"
         t.close(learner.matmul(a, b, tm, tn, tk), expected, what, 1e-4, 1e-4)
-        t.require(t.count("bytes_written"), "no kernel of yours wrote the result", "结果不是由你的核函数写出的")
+        t.require(
+            t.count("bytes_written") >= expected.nbytes,
+            "no kernel of yours wrote the result",
+            "结果不是由你的核函数写出的",
+        )
         limit = 4 * (m // tm) * (n // tn) * (tm + tn) * k
         t.at_most(
             t.count("bytes_read"), limit, f"bytes read with tiles of {tm} x {tn}", f"块为 {tm} x {tn} 时读取的字节数"

@@ -6,7 +6,14 @@
 
 
 def flops(m: int, n: int, k: int) -> int:
-    """Multiplications and additions, counted one each."""
+    """
+    [en
+    Multiplications and additions, counted one each.
+    en]
+    [zh
+    乘法和加法各算一次。
+    zh]
+    """
     # [solution
     return 2 * m * n * k
     # solution]
@@ -16,7 +23,14 @@ def flops(m: int, n: int, k: int) -> int:
 
 
 def bytes_at_least(m: int, n: int, k: int, size: int) -> int:
-    """Each element of A and B read once, each of C written once."""
+    """
+    [en
+    Each element of A and B read once, each of C written once.
+    en]
+    [zh
+    A 和 B 的每个元素读一次，C 的每个元素写一次。
+    zh]
+    """
     # [solution
     return (m * k + k * n + m * n) * size
     # solution]
@@ -26,9 +40,17 @@ def bytes_at_least(m: int, n: int, k: int, size: int) -> int:
 
 
 def bytes_tiled(m: int, n: int, k: int, size: int, tile_m: int, tile_n: int) -> int:
-    """A program makes a tile of C [tile_m, tile_n]: it reads its tile_m rows of A and its tile_n columns of B.
+    """
+    [en
+    A program makes a tile of C [tile_m, tile_n]: it reads its tile_m rows of A and its tile_n columns of B.
 
     Nothing is shared between programs. m is a multiple of tile_m, n of tile_n. C is written once.
+    en]
+    [zh
+    一个实例负责 C 的一块 [tile_m, tile_n]：它读 A 的 tile_m 行和 B 的 tile_n 列。
+
+    实例之间什么也不共享。m 是 tile_m 的整数倍，n 是 tile_n 的整数倍。C 写一次。
+    zh]
     """
     # [solution
     a = m * k * (n // tile_n)  # all of A, once for each column of tiles
@@ -41,7 +63,14 @@ def bytes_tiled(m: int, n: int, k: int, size: int, tile_m: int, tile_n: int) -> 
 
 
 def bound(flop: int, moved: int, flop_per_s: float, bytes_per_s: float) -> str:
-    """ "compute" where arithmetic takes longer than moving the bytes, else "memory"."""
+    """
+    [en
+    The bound: "compute" where arithmetic takes longer than moving the bytes, else "memory".
+    en]
+    [zh
+    计算所需时间比搬运字节长时返回 "compute"，否则返回 "memory"。
+    zh]
+    """
     # [solution
     return "compute" if flop / flop_per_s > moved / bytes_per_s else "memory"
     # solution]
@@ -51,7 +80,14 @@ def bound(flop: int, moved: int, flop_per_s: float, bytes_per_s: float) -> str:
 
 
 def limit_us(flop: int, moved: int, flop_per_s: float, bytes_per_s: float) -> float:
-    """No kernel is faster than this, in microseconds. Arithmetic and transfers overlap."""
+    """
+    [en
+    No kernel is faster than this, in microseconds. Arithmetic and transfers overlap.
+    en]
+    [zh
+    任何核函数都不会比它快，单位是微秒。计算与搬运重叠进行。
+    zh]
+    """
     # [solution
     return max(flop / flop_per_s, moved / bytes_per_s) * 1e6
     # solution]

@@ -16,7 +16,7 @@ def check(learner, t):
         o.backward(do.double())
         got = t.probe("gradients", q, k, v, do, scale, m, n)
         what = f"attention(q, k, v, {scale:.2f}, m={m}, n={n}), [{Z}, {S}, {D}]"
-        t.close(got[0], o.detach().float(), f"o of {what}", 1e-3, 1e-4)
+        t.close(got[0], o.detach().float(), f"o, {what}", 1e-3, 1e-4)
         for name, mine, x in zip(("dv", "dk", "dq"), (got[3], got[2], got[1]), exact[::-1]):
-            t.close(mine, x.grad.float(), f"{name} of {what}", 2e-3, 2e-3)
+            t.close(mine, x.grad.float(), f"{name}, {what}", 2e-3, 2e-3)
     t.at_most(got[4], 4 * Z * (4 * S * D + S), "bytes saved for backward", "为反向传播保存的字节数")

@@ -44,7 +44,14 @@ def dk_dv_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, S, scale,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """A program owns N keys and walks over the queries that see them."""
+    """
+    [en
+    A program owns N keys and walks over the queries that see them.
+    en]
+    [zh
+    一个实例负责 N 个键，沿看得到它们的查询走。
+    zh]
+    """
     z = tl.program_id(1)
     first = z * S * D
     j = tl.program_id(0) * N + tl.arange(0, N)  # keys [N]
@@ -72,7 +79,14 @@ def dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, S, scale,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """A program owns M queries and walks over the keys that they see."""
+    """
+    [en
+    A program owns M queries and walks over the keys that they see.
+    en]
+    [zh
+    一个实例负责 M 个查询，沿它们看得到的键走。
+    zh]
+    """
     z = tl.program_id(1)
     first = z * S * D
     i = tl.program_id(0) * M + tl.arange(0, M)  # queries [M]

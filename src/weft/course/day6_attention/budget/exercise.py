@@ -6,7 +6,14 @@
 
 
 def flops(B: int, H: int, S: int, T: int, D: int) -> int:
-    """The two matrix products, q kᵀ and p v; the softmax between them is not counted."""
+    """
+    [en
+    The two matrix products, q kᵀ and p v; the softmax between them is not counted.
+    en]
+    [zh
+    两次矩阵乘法 q kᵀ 和 p v；中间的 softmax 不计。
+    zh]
+    """
     # [solution
     return 4 * B * H * S * T * D
     # solution]
@@ -16,7 +23,14 @@ def flops(B: int, H: int, S: int, T: int, D: int) -> int:
 
 
 def scores_bytes(B: int, H: int, S: int, T: int) -> int:
-    """Memory that the matrix of scores takes, in float32."""
+    """
+    [en
+    Memory that the matrix of scores takes, in float32.
+    en]
+    [zh
+    分数矩阵占用的内存，float32。
+    zh]
+    """
     # [solution
     return 4 * B * H * S * T
     # solution]
@@ -26,9 +40,17 @@ def scores_bytes(B: int, H: int, S: int, T: int) -> int:
 
 
 def bytes_standard(B: int, H: int, S: int, T: int, D: int, size: int) -> int:
-    """Three kernels: q kᵀ writes scores; softmax reads scores and writes p, of `size` bytes; p v reads p and writes the output.
+    """
+    [en
+    Three kernels: q kᵀ writes scores; softmax reads scores and writes p, of `size` bytes; p v reads p and writes the output.
 
     Each kernel reads its inputs once and writes its output once.
+    en]
+    [zh
+    三个核函数：q kᵀ 写出分数；softmax 读分数、写 p（每个 `size` 字节）；p v 读 p、写输出。
+
+    每个核函数的输入读一次，输出写一次。
+    zh]
     """
     # [solution
     head = (S * D + T * D) * size + S * T * 4  # q, k in; scores out
@@ -42,7 +64,14 @@ def bytes_standard(B: int, H: int, S: int, T: int, D: int, size: int) -> int:
 
 
 def bytes_fused(B: int, H: int, S: int, T: int, D: int, size: int) -> int:
-    """One kernel that reads q, k and v once and writes the output once."""
+    """
+    [en
+    One kernel that reads q, k and v once and writes the output once.
+    en]
+    [zh
+    一个核函数：q、k、v 各读一次，输出写一次。
+    zh]
+    """
     # [solution
     return B * H * 2 * (S * D + T * D) * size
     # solution]
@@ -52,7 +81,14 @@ def bytes_fused(B: int, H: int, S: int, T: int, D: int, size: int) -> int:
 
 
 def causal_share(S: int) -> float:
-    """The part of all S x S scores that causal attention needs: query i sees the keys 0 … i."""
+    """
+    [en
+    The part of all S x S scores that causal attention needs: query i sees the keys 0 … i.
+    en]
+    [zh
+    因果注意力需要的分数占全部 S x S 个的比例：查询 i 只看键 0 … i。
+    zh]
+    """
     # [solution
     return (S + 1) / (2 * S)
     # solution]

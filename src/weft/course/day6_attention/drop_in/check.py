@@ -2,11 +2,11 @@ import torch
 from torch.nn import functional as F
 
 REFUSED = {
-    "attn_mask": {"attn_mask": True, "is_causal": False},
-    "attn_mask beside is_causal": {"attn_mask": True, "is_causal": True},
-    "dropout_p": {"dropout_p": 0.1, "is_causal": True},
-    "no is_causal": {},
-    "more keys than queries": {"is_causal": True, "keys": 3},
+    "attn_mask=mask": {"attn_mask": True, "is_causal": False},
+    "attn_mask=mask, is_causal=True": {"attn_mask": True, "is_causal": True},
+    "dropout_p=0.1, is_causal=True": {"dropout_p": 0.1, "is_causal": True},
+    "is_causal=False": {},
+    "is_causal=True": {"is_causal": True, "keys": 3},
 }
 
 
@@ -21,22 +21,24 @@ def check(learner, t):
     ):
         q, do = t.randn(B, H, S, D), t.randn(B, H, S, D)
         k, v = t.randn(B, heads, S, D), t.randn(B, heads, S, D)
-        for layout in ("[B, H, S, D]", "views of [B, S, H, D]"):
-            if layout.startswith("views"):
+        for layout in ("", ", q.transpose(1, 2) …"):
+            if layout:
                 q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
             exact = [x.double().requires_grad_() for x in (q, k, v)]
             expected = F.scaled_dot_product_attention(*exact, is_causal=True, **options)
             expected.backward(do.double())
             got = t.probe("gradients", q, k, v, do, options)
-            what = f"sdpa(q, k, v, is_causal=True{''.join(f', {n}={x}' for n, x in options.items())}), {H} and {heads} heads, {layout}"
+            what = f"sdpa(q, k, v, is_causal=True{''.join(f', {n}={x}' for n, x in options.items())}), q [{B}, {H}, {S}, {D}], k [{B}, {heads}, {S}, {D}]{layout}"
             t.close(got[0], expected.detach().float(), what, 1e-4, 1e-5)
             for name, mine, x in zip("qkv", got[1:], exact):
-                t.close(mine, x.grad.float(), f"gradient of {name}: {what}", 1e-4, 1e-5)
+                t.close(mine, x.grad.float(), f"{name}.grad, {what}", 1e-4, 1e-5)
     for name, options in REFUSED.items():
         keys = S + options.pop("keys", 0) if "keys" in options else S
         k = t.randn(B, H, keys, D)
         if "attn_mask" in options:
             options = {**options, "attn_mask": torch.ones(S, keys, dtype=torch.bool)}
         t.raises(
-            lambda k=k, options=options: t.probe("call", q, k, k, options), "NotImplementedError", f"sdpa with {name}"
+            lambda k=k, options=options: t.probe("call", q, k, k, options),
+            "NotImplementedError",
+            f"sdpa(q, k, v, {name})",
         )

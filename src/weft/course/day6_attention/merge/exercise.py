@@ -15,12 +15,26 @@ State = tuple[Tensor, Tensor, Tensor]  # peak [S], total [S], acc [S, D]
 
 
 def finite(peak: Tensor) -> Tensor:
-    """The peak, or 0 where nothing has been seen: so that -inf - peak is -inf and not NaN."""
+    """
+    [en
+    The peak, or 0 where nothing has been seen: so that -inf - peak is -inf and not NaN.
+    en]
+    [zh
+    peak；什么都没看到时是 0：这样 -inf - peak 是 -inf，而不是 NaN。
+    zh]
+    """
     return torch.where(peak == float("-inf"), 0.0, peak)
 
 
 def of_block(scores: Tensor, v: Tensor) -> State:
-    """scores [S, N], -inf where a key is not seen; v [N, D]."""
+    """
+    [en
+    scores [S, N], -inf where a key is not seen; v [N, D].
+    en]
+    [zh
+    scores [S, N]，看不到的键处是 -inf；v [N, D]。
+    zh]
+    """
     # [solution
     peak = scores.amax(1)
     p = torch.exp(scores - finite(peak)[:, None])
@@ -47,7 +61,14 @@ def merge(one: State, two: State) -> State:
 
 
 def output(state: State) -> Tensor:
-    """[S, D]; 0 for a query that has seen no key."""
+    """
+    [en
+    [S, D]; 0 for a query that has seen no key.
+    en]
+    [zh
+    [S, D]；没看到任何键的查询为 0。
+    zh]
+    """
     # [solution
     total = torch.where(state[1] == 0, 1.0, state[1])
     return state[2] / total[:, None]

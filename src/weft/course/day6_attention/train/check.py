@@ -4,13 +4,13 @@ STEPS, LAYERS = 5, 1
 def check(learner, t):
     seed = t.integers(0, 1000)
     plain, theirs, mine, calls, after_error = t.probe("runs", seed, STEPS, LAYERS)
-    t.close(theirs, plain, "losses(settings), PyTorch's attention, after a run with yours", 1e-6)
+    t.close(theirs, plain, "losses(settings)", 1e-6)
     t.require(
         calls == LAYERS * STEPS,
         f"your attention was called {calls} times in {STEPS} steps of {LAYERS} layers: it is not what the model trained with",
         f"{STEPS} 步、{LAYERS} 层中，你的注意力被调用了 {calls} 次：模型不是用它训练的",
     )
-    t.close(mine, theirs, "losses(settings, sdpa), your attention", 2e-3)
+    t.close(mine, theirs, "losses(settings, sdpa)", 2e-3)
     t.require(
         after_error, "after an exception the library still has your attention", "出现异常之后，库里还是你的注意力"
     )

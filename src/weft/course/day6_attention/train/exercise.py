@@ -22,7 +22,14 @@ PYTORCHS = F.scaled_dot_product_attention
 
 
 def with_meta(sdpa: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """weft.train counts a step's FLOPs on the meta device, whose tensors have no data: no kernel of ours can run there."""
+    """
+    [en
+    weft.train counts a step's FLOPs on the meta device, whose tensors have no data: no kernel of ours can run there.
+    en]
+    [zh
+    weft.train 在 meta 设备上统计一步的 FLOP，那里的张量没有数据：我们的核函数无法在那里运行。
+    zh]
+    """
 
     def either(query: Tensor, *args, **kwargs) -> Tensor:
         return (PYTORCHS if query.is_meta else sdpa)(query, *args, **kwargs)
@@ -31,7 +38,14 @@ def with_meta(sdpa: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def losses(settings: GptSettings, sdpa: Callable[..., Tensor] | None = None) -> list[float]:
-    """The loss of each step, with the given attention, or with PyTorch's for None. Writes no files."""
+    """
+    [en
+    The loss of each step, with the given attention, or with PyTorch's for None. Writes no files.
+    en]
+    [zh
+    每一步的损失：用给定的注意力，None 时用 PyTorch 的。不写任何文件。
+    zh]
+    """
     # [solution
     if sdpa is None:
         return train(settings, save=False).loss
@@ -44,7 +58,14 @@ def losses(settings: GptSettings, sdpa: Callable[..., Tensor] | None = None) -> 
 
 
 def largest_difference(one: list[float], two: list[float]) -> float:
-    """Of two runs, relative to the first: the number for your report."""
+    """
+    [en
+    Of two runs, relative to the first: the number for your report.
+    en]
+    [zh
+    两次训练的损失之间，相对于第一次的最大差异：写进报告的就是这个数。
+    zh]
+    """
     # [solution
     return max(abs(a - b) / abs(a) for a, b in zip(one, two))
     # solution]

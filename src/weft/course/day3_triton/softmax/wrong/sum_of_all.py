@@ -28,7 +28,9 @@ def bytes_fused(m: int, n: int, element_size: int) -> int:
 
 
 def bytes_unfused(m: int, n: int, element_size: int) -> int:
-    """peak = x.max(1); d = x - peak; e = d.exp(); total = e.sum(1); out = e / total: five kernels, one after another."""
+    """
+    peak = x.max(1); d = x - peak; e = d.exp(); total = e.sum(1); out = e / total: five kernels, one after another.
+    """
     matrix, column = m * n * element_size, m * element_size
     return (
         (matrix + column)  # max: reads x, writes peak

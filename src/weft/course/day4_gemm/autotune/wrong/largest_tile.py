@@ -4,14 +4,17 @@ Config = tuple[int, int, int, int, int]
 
 
 def fits(config: Config, machine: dict[str, float]) -> bool:
-    """Shared memory within machine["shared_bytes"], accumulators of a thread within machine["accumulators"]."""
+    """
+    Shared memory within machine["shared_bytes"], accumulators of a thread within machine["accumulators"].
+    """
     tile_m, tile_n, tile_k, stages, warps = config
     shared = stages * (tile_m + tile_n) * tile_k * 2
     return shared <= machine["shared_bytes"] and tile_m * tile_n / (32 * warps) <= machine["accumulators"]
 
 
 def predicted_us(config: Config, m: int, n: int, k: int, machine: dict[str, float]) -> float:
-    """The larger of two times, in microseconds.
+    """
+    The larger of two times, in microseconds.
 
     Arithmetic: waves of tiles, padding and idle multiprocessors included; one multiprocessor has
     machine["flop_per_s"] / machine["multiprocessors"] and makes one tile at a time.

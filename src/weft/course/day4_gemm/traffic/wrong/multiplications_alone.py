@@ -1,17 +1,22 @@
 # rejected at: predict
 # A multiply-add is two operations.
 def flops(m: int, n: int, k: int) -> int:
-    """Multiplications and additions, counted one each."""
+    """
+    Multiplications and additions, counted one each.
+    """
     return m * n * k
 
 
 def bytes_at_least(m: int, n: int, k: int, size: int) -> int:
-    """Each element of A and B read once, each of C written once."""
+    """
+    Each element of A and B read once, each of C written once.
+    """
     return (m * k + k * n + m * n) * size
 
 
 def bytes_tiled(m: int, n: int, k: int, size: int, tile_m: int, tile_n: int) -> int:
-    """A program makes a tile of C [tile_m, tile_n]: it reads its tile_m rows of A and its tile_n columns of B.
+    """
+    A program makes a tile of C [tile_m, tile_n]: it reads its tile_m rows of A and its tile_n columns of B.
 
     Nothing is shared between programs. m is a multiple of tile_m, n of tile_n. C is written once.
     """
@@ -21,10 +26,14 @@ def bytes_tiled(m: int, n: int, k: int, size: int, tile_m: int, tile_n: int) -> 
 
 
 def bound(flop: int, moved: int, flop_per_s: float, bytes_per_s: float) -> str:
-    """ "compute" where arithmetic takes longer than moving the bytes, else "memory"."""
+    """
+    The bound: "compute" where arithmetic takes longer than moving the bytes, else "memory".
+    """
     return "compute" if flop / flop_per_s > moved / bytes_per_s else "memory"
 
 
 def limit_us(flop: int, moved: int, flop_per_s: float, bytes_per_s: float) -> float:
-    """No kernel is faster than this, in microseconds. Arithmetic and transfers overlap."""
+    """
+    No kernel is faster than this, in microseconds. Arithmetic and transfers overlap.
+    """
     return max(flop / flop_per_s, moved / bytes_per_s) * 1e6

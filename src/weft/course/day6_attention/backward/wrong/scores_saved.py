@@ -38,7 +38,9 @@ def dk_dv_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, S, scale,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """A program owns N keys and walks over the queries that see them."""
+    """
+    A program owns N keys and walks over the queries that see them.
+    """
     z = tl.program_id(1)
     first = z * S * D
     j = tl.program_id(0) * N + tl.arange(0, N)  # keys [N]
@@ -66,7 +68,9 @@ def dq_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, S, scale,
     M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """A program owns M queries and walks over the keys that they see."""
+    """
+    A program owns M queries and walks over the keys that they see.
+    """
     z = tl.program_id(1)
     first = z * S * D
     i = tl.program_id(0) * M + tl.arange(0, M)  # queries [M]

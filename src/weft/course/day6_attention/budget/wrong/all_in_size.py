@@ -1,17 +1,22 @@
 # rejected at: predict
 # Scores are float32, whatever the operands are.
 def flops(B: int, H: int, S: int, T: int, D: int) -> int:
-    """The two matrix products, q kᵀ and p v; the softmax between them is not counted."""
+    """
+    The two matrix products, q kᵀ and p v; the softmax between them is not counted.
+    """
     return 4 * B * H * S * T * D
 
 
 def scores_bytes(B: int, H: int, S: int, T: int) -> int:
-    """Memory that the matrix of scores takes, in float32."""
+    """
+    Memory that the matrix of scores takes, in float32.
+    """
     return 4 * B * H * S * T
 
 
 def bytes_standard(B: int, H: int, S: int, T: int, D: int, size: int) -> int:
-    """Three kernels: q kᵀ writes scores; softmax reads scores and writes p, of `size` bytes; p v reads p and writes the output.
+    """
+    Three kernels: q kᵀ writes scores; softmax reads scores and writes p, of `size` bytes; p v reads p and writes the output.
 
     Each kernel reads its inputs once and writes its output once.
     """
@@ -22,10 +27,14 @@ def bytes_standard(B: int, H: int, S: int, T: int, D: int, size: int) -> int:
 
 
 def bytes_fused(B: int, H: int, S: int, T: int, D: int, size: int) -> int:
-    """One kernel that reads q, k and v once and writes the output once."""
+    """
+    One kernel that reads q, k and v once and writes the output once.
+    """
     return B * H * 2 * (S * D + T * D) * size
 
 
 def causal_share(S: int) -> float:
-    """The part of all S x S scores that causal attention needs: query i sees the keys 0 … i."""
+    """
+    The part of all S x S scores that causal attention needs: query i sees the keys 0 … i.
+    """
     return (S + 1) / (2 * S)

@@ -7,12 +7,16 @@ State = tuple[Tensor, Tensor, Tensor]  # peak [S], total [S], acc [S, D]
 
 
 def finite(peak: Tensor) -> Tensor:
-    """The peak, or 0 where nothing has been seen: so that -inf - peak is -inf and not NaN."""
+    """
+    The peak, or 0 where nothing has been seen: so that -inf - peak is -inf and not NaN.
+    """
     return torch.where(peak == float("-inf"), 0.0, peak)
 
 
 def of_block(scores: Tensor, v: Tensor) -> State:
-    """scores [S, N], -inf where a key is not seen; v [N, D]."""
+    """
+    scores [S, N], -inf where a key is not seen; v [N, D].
+    """
     peak = torch.zeros_like(scores[:, 0])
     p = torch.exp(scores - finite(peak)[:, None])
     return peak, p.sum(1), p @ v
@@ -28,6 +32,8 @@ def merge(one: State, two: State) -> State:
 
 
 def output(state: State) -> Tensor:
-    """[S, D]; 0 for a query that has seen no key."""
+    """
+    [S, D]; 0 for a query that has seen no key.
+    """
     total = torch.where(state[1] == 0, 1.0, state[1])
     return state[2] / total[:, None]
