@@ -1,5 +1,5 @@
-# rejected at: fast
-# Right, but A is loaded once for each column of the tile: the naive traffic.
+# rejected at: right
+# B[inner, cols] is inner · n + cols; this reads the transposed matrix.
 import torch
 import triton
 import triton.language as tl
@@ -13,12 +13,8 @@ def tiled_kernel(a_ptr, b_ptr, c_ptr, n, k, TM: tl.constexpr, TN: tl.constexpr, 
     for start in range(0, k, TK):
         inner = start + tl.arange(0, TK)  # [TK]
         a = tl.load(a_ptr + rows[:, None] * k + inner[None, :])  # [TM, TK]
-        b = tl.load(b_ptr + inner[:, None] * n + cols[None, :])  # [TK, TN]
-        for j in range(TN):
-            again = tl.load(a_ptr + rows[:, None] * k + inner[None, :])
-            column = tl.load(b_ptr + inner * n + tl.program_id(1) * TN + j)
-            product = tl.sum(again * column[None, :], axis=1)
-            acc += tl.where(tl.arange(0, TN)[None, :] == j, product[:, None], 0.0)
+        b = tl.load(b_ptr + inner[:, None] + cols[None, :] * k)  # [TK, TN]
+        acc = tl.dot(a, b, acc, input_precision="ieee")
     tl.store(c_ptr + rows[:, None] * n + cols[None, :], acc)
 
 
