@@ -230,3 +230,36 @@ def test_what_does_not_compile_or_end():
         made.launch((1,), (1,), np.zeros(1, F32), time_limit_s=0.2)
     with pytest.raises(TypeError, match="1 parameters, and 2"):
         made.launch((1,), (1,), np.zeros(1, F32), 5)
+
+
+def scaled(n=1 << 10):
+    source = """__global__ void k(const float* x, float* y, int n) {
+        int i = blockIdx.x * 64 + threadIdx.x;
+        if (i < n) y[i] = 2 * x[i];
+    }"""
+    t = Checks(sources={".cu": source})
+    t.limit, t.machine = {"bytes": "8 * n"}, {"dram_gb_s": 1.0, "fp32_gflop_s": 1.0}
+    return t, cuda.kernel(t, "k"), [np.arange(n, dtype=F32), np.zeros(n, F32), n]
+
+
+def test_a_time_on_a_gpu_is_a_share_of_the_limit(monkeypatch):
+    t, made, (x, y, n) = scaled()
+    monkeypatch.setattr(
+        cuda.Kernel, "_on_gpu", lambda *_: ([x, 2 * x, n], 16.384)
+    )  # 8 bytes an element at 1 GB/s: 8.192 µs
+    made.timed(t, (n // 64,), (64,), [x, y, n], {1: 2 * x}, at_least=0.5, n=n)
+    assert t.notes[0].en == "k on the GPU: 16.4 µs, 50% of the limit (8.2 µs, memory)" and t.notes[0].zh
+    with pytest.raises(Rejected, match="50% of the limit") as rejected:
+        made.timed(t, (n // 64,), (64,), [x, y, n], {1: 2 * x}, at_least=0.6, n=n)
+    assert rejected.value.stage == "fast"
+    with pytest.raises(Rejected, match=r"y after k on the GPU: 1,023 of 1,024"):
+        made.timed(t, (n // 64,), (64,), [x, y, n], {1: 3 * x}, at_least=0.1, n=n)
+
+
+@pytest.mark.gpu
+def test_a_kernel_on_a_gpu():
+    t, made, (x, y, n) = scaled(1 << 20)
+    t.machine["dram_gb_s"] = 1e-3
+    made.timed(t, (n // 64,), (64,), [x, y, n], {1: 2 * x}, at_least=0.5, n=n)
+    with pytest.raises(Rejected, match="failed on the GPU: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        made.timed(t, (1 << 20,), (64,), [x[:64], y[:64], 1 << 26], {}, at_least=0.0, n=n)

@@ -167,7 +167,8 @@ def check(which: Which = "", language: Language = "", folder: Folder = "") -> No
 
 def _check(session: Session, state: progress.Progress, exercise: Exercise, servers: Servers) -> judge.Verdict:
     gpu = servers.gpu(exercise)
-    numbers = machine.numbers(session.workspace.folder) if gpu else None
+    timed = gpu or (exercise.kind == "cuda" and machine.has_gpu())
+    numbers = machine.numbers(session.workspace.folder) if timed else None
     verdict = judge.judge(exercise, session.workspace.paths(exercise), servers.of(exercise), gpu=gpu, machine=numbers)
     entry = state.of(exercise.id)
     if state.current != exercise.id and not entry.settled:

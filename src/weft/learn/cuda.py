@@ -1,14 +1,22 @@
-"""CUDA C++ of an exercise: compiled by NVRTC, run by the interpreter of PTX; neither needs a GPU or a toolkit."""
+"""CUDA C++ of an exercise: compiled by NVRTC and run by the interpreter of PTX, without a GPU; timed where there is one."""
 
 import functools
+import os
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from weft.learn import ptx
 from weft.learn.checks import Checks, Rejected
 from weft.learn.language import Text
+from weft.learn.ptx.values import TYPES
 
 ARCHITECTURE = "compute_80"
 OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "-lineinfo", "--std=c++17", "-default-device")
@@ -18,6 +26,7 @@ OPTIONS = (f"--gpu-architecture={ARCHITECTURE}", "-lineinfo", "--std=c++17", "-d
 class Kernel:
     """A compiled kernel of the learner's file."""
 
+    source: str
     module: ptx.Module
     entry: str
     name: str
@@ -55,6 +64,58 @@ class Kernel:
         self.problems += done.problems
         return done.counts
 
+    def timed(
+        self,
+        t: Checks,
+        grid: Sequence[int],
+        block: Sequence[int],
+        args: Sequence[Any],
+        expected: dict[int, Any],
+        at_least: float,
+        shared_bytes: int = 0,
+        rtol: float = 1e-4,
+        atol: float = 1e-5,
+        **shape: int,
+    ) -> None:
+        """On a GPU: the share of the limit that the kernel reaches, cold; the stage *fast*. For a check's ``fast(learner, t)``.
+
+        Args:
+            expected: What arguments must be after the launch, by their number.
+            at_least: The share of the limit (the exercise's bytes at this machine's measured rates) that passes.
+            shape: The names in the exercise's ``limit``.
+        """
+        after, us = self._on_gpu(grid, block, args, shared_bytes)
+        for number, value in expected.items():
+            t.close(after[number], value, f"{self.parameters[number]} after {self.name} on the GPU", rtol, atol)
+        t.share(us, f"{self.name} on the GPU", at_least, "fp32", **shape)
+
+    def _on_gpu(
+        self, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], shared_bytes: int
+    ) -> tuple[list[Any], float]:
+        kinds = [kind for _, kind in self.module.entries[self.entry].params]
+        values = [a if isinstance(a, np.ndarray) else np.array(a, TYPES[k]) for a, k in zip(args, kinds, strict=True)]
+        with tempfile.TemporaryDirectory(prefix="weft-learn-") as folder:
+            Path(folder, "kernel.cu").write_text(self.source, encoding="utf-8")
+            named: dict[str, Any] = {f"arg{n}": v for n, v in enumerate(values)}
+            sizes = [(*of, 1, 1)[:3] for of in (grid, block)]
+            np.savez(
+                Path(folder, "job.npz"), name=self.name, grid=sizes[0], block=sizes[1], shared=shared_bytes, **named
+            )
+            words = [sys.executable, "-m", "weft.learn.cuda_on_gpu", folder]
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            try:
+                done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+            except subprocess.TimeoutExpired:
+                en, zh = f"{self.name} did not end on the GPU within 120 s", f"{self.name} 在 GPU 上 120 秒内没有结束"
+                raise Rejected("run", Text(en, zh)) from None
+            if done.returncode:
+                said = (done.stderr.strip().splitlines() or ["it ended without a message"])[-1]
+                raise Rejected(
+                    "run", Text(f"{self.name} failed on the GPU: {said}", f"{self.name} 在 GPU 上失败：{said}")
+                )
+            found = np.load(Path(folder, "done.npz"))
+            return [found[f"arg{n}"] for n in range(len(args))], float(found["us"])
+
     def right(self, t: Checks, got: Any, expected: Any, what: str) -> None:
         """``t.equal``; where it fails, the first problem of the launches is told too, since it may be why."""
         try:
@@ -81,7 +142,7 @@ def kernel(t: Checks, name: str) -> Kernel:
         raise Rejected("run", Text(f"the file has no kernel {name}: {head}", f"文件里没有内核 {name}：{head}"))
     module, entry = _compiled(source, name)
     parameters = tuple(re.findall(r"(\w+)\s*(?:\[\s*\])?\s*(?:,|$)", found[1].strip()))
-    return Kernel(module, entry, name, parameters, [])
+    return Kernel(source, module, entry, name, parameters, [])
 
 
 def _code(source: str) -> str:

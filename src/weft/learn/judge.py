@@ -9,6 +9,7 @@ from weft.learn import checks, process, rules
 from weft.learn.checks import Rejected
 from weft.learn.course import Exercise
 from weft.learn.language import Text
+from weft.learn.machine import has_gpu
 
 NOTHING = Text("", "")
 
@@ -51,8 +52,6 @@ class Servers:
 
     def gpu(self, exercise: Exercise) -> process.Server | None:
         """The process that runs Triton's kernels on this machine's GPU; None without one, or where there is nothing to run."""
-        from weft.learn.machine import has_gpu
-
         return self._started("gpu") if exercise.kind == "triton" and has_gpu() else None
 
     def _started(self, kind: str) -> process.Server:
@@ -151,6 +150,9 @@ def _stages(
             running.request(do="load")
             t.limit, t.machine = exercise.limit, machine or {}
             functions["fast"](process.Remote(running, None, ()), t)
+        elif exercise.kind == "cuda" and machine and has_gpu() and "fast" in functions:
+            t.limit, t.machine = exercise.limit, machine
+            functions["fast"](None, t)
         verdict.notes = t.notes
     except Rejected as rejected:
         if rejected.stage == "right" and running is not None:  # a wrong result often is an access that is not safe

@@ -6,7 +6,7 @@ from weft.learn.memory_model import bank_conflicts
 def check(learner, t):
     cases = [[4 * stride * lane for lane in range(32)] for stride in (1, 2, 3, 4, 8, 16, 32, 33, 48)]
     cases += [[128] * 32, [4 * (lane % 4) for lane in range(32)], [0, 128, 256] + [4] * 29]
-    cases += [(4 * t.integers(0, 256, 32)).tolist() for _ in range(12)]
+    cases += [(4 * t.rng.integers(0, 256, 32)).tolist() for _ in range(12)]
     for addresses in cases:
         t.equal(learner.conflicts(addresses), bank_conflicts(addresses), f"conflicts({addresses})")
     for columns in (32, 33, 64, 8, 16, 17, t.integers(2, 200), t.integers(2, 200)):

@@ -25,3 +25,10 @@ def check(learner, t):
         "读取 x、y 各 1,024 个元素的 32 字节扇区数",
     )
     t.at_most(counts.sectors_written, n // 8, "32-byte sectors written", "写入的 32 字节扇区数")
+
+
+def fast(learner, t):
+    n = 1 << 25
+    x, y = (t.rng.standard_normal(n, np.float32) for _ in range(2))
+    expected = np.float32(2.0) * x + y
+    cuda.kernel(t, "saxpy").timed(t, (2048,), (256,), [n, 2.0, x, y], {3: expected}, at_least=0.6, n=n)

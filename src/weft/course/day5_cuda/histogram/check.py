@@ -20,3 +20,11 @@ def check(learner, t):
         "global atomics for 700 bytes of 3 values in 4 blocks",
         "4 个线程块、700 个字节、3 种取值时的全局原子操作数",
     )
+
+
+def fast(learner, t):
+    n = 1 << 27
+    data = t.rng.integers(0, 256, n, np.uint8)
+    expected = np.bincount(data, minlength=256).astype(np.uint32)
+    bins = np.zeros(256, np.uint32)
+    cuda.kernel(t, "histogram").timed(t, (2048,), (128,), [data, n, bins], {2: expected}, at_least=0.1, n=n)

@@ -22,3 +22,12 @@ def check(learner, t):
     t.at_most(
         counts.conflicts, 0, "extra passes over shared memory (bank conflicts)", "共享内存多出的趟数（bank 冲突）"
     )
+
+
+def fast(learner, t):
+    M, N = 4096, 8192
+    x, y = t.rng.standard_normal((M, N), np.float32), np.zeros((N, M), np.float32)
+    expected = np.ascontiguousarray(x.T)
+    cuda.kernel(t, "transpose").timed(
+        t, (N // 32, M // 32), (32, 8), [x, y, M, N], {1: expected}, at_least=0.5, M=M, N=N
+    )

@@ -23,3 +23,9 @@ def check(learner, t):
         "32-byte sectors read for 8 rows of 256",
         "读取 8 行、每行 256 个元素的 32 字节扇区数",
     )
+
+
+def fast(learner, t):
+    M, N = 16384, 2048
+    x, y = t.rng.integers(-9, 9, (M, N)).astype(np.float32), np.zeros(M, np.float32)
+    cuda.kernel(t, "row_sums").timed(t, (M // 4,), (128,), [x, y, M, N], {1: x.sum(1)}, at_least=0.5, M=M, N=N)
