@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from weft.learn import course
 
@@ -28,7 +29,7 @@ def kernels(path):
     spec = importlib.util.spec_from_file_location("exercise", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    float16 = "float16" in open(path, encoding="utf-8").read()
+    float16 = "float16" in Path(path).read_text(encoding="utf-8")
     for name, fn in vars(module).items():
         if isinstance(fn, JITFunction) and name.endswith("_kernel"):
             pointer = "*fp16" if float16 else "*fp32"
@@ -45,4 +46,4 @@ if __name__ == "__main__":
         for name, fn, types in kernels(path):
             blocks = {(i,): BLOCKS[a] for i, a in enumerate(fn.arg_names) if a in BLOCKS}
             made = compile(ASTSource(fn, types, blocks), target=GPUTarget("cuda", 90, 32))
-            print("compiled", name, made.metadata.shared)
+            sys.stdout.write(f"compiled {name}, {made.metadata.shared} bytes of shared memory\n")
