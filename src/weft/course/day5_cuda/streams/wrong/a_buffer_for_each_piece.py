@@ -1,0 +1,19 @@
+# rejected at: fast
+# As much device memory as the whole array.
+import numpy as np
+
+
+def pipeline(cuda, host, piece, factor):
+    result = np.empty_like(host)
+    streams = [cuda.stream(), cuda.stream()]
+    pointers = [cuda.malloc(4 * piece) for _ in range(0, len(host), piece)]
+    for turn, first in enumerate(range(0, len(host), piece)):
+        stream, pointer = streams[turn % 2], pointers[turn]
+        part = host[first : first + piece]
+        cuda.copy_to_device(pointer, part, stream)
+        cuda.launch("scale", (len(part) + 255) // 256, 256, pointer, len(part), factor, stream)
+        cuda.copy_to_host(result[first : first + piece], pointer, stream)
+    cuda.synchronize()
+    for pointer in pointers:
+        cuda.free(pointer)
+    return result
