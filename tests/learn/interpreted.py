@@ -60,9 +60,12 @@ def same_place(x, out, BLOCK: tl.constexpr):
 
 @triton.jit
 def rows(x, out, M, N, stride_m, stride_n, BLOCK: tl.constexpr):
-    row, i = tl.program_id(0), tl.arange(0, BLOCK)
-    values = tl.load(x + row * stride_m + i * stride_n, mask=i < N, other=0.0)
-    tl.store(out + row, tl.sum(tl.exp(values)))
+    row = tl.program_id(0)
+    total = 0.0
+    for start in range(0, N, BLOCK):  # with an argument: NumPy 2.4 needs the adapter's help under Triton 3.6
+        i = start + tl.arange(0, BLOCK)
+        total += tl.sum(tl.exp(tl.load(x + row * stride_m + i * stride_n, mask=i < N, other=float("-inf"))))
+    tl.store(out + row, total)
 
 
 @triton.jit
@@ -127,9 +130,9 @@ assert "two positions of one store write different values to out[0]" in problems
 
 matrix = torch.randn(8, 5).T  # strided: 5 rows of 8, neighbours 5 apart
 out = torch.empty(5)
-counts, problems = run(rows, (5,), matrix, out, 5, 8, *matrix.stride(), BLOCK=8)
+counts, problems = run(rows, (5,), matrix, out, 5, 8, *matrix.stride(), BLOCK=4)
 torch.testing.assert_close(out, matrix.exp().sum(1))
-assert not problems and counts["flops"] == 5 * (8 + 7), counts
+assert not problems and counts["flops"] == 5 * (8 + 6 + 2), counts
 
 a, b, c = torch.randn(32, 32), torch.randn(32, 32), torch.empty(32, 32)
 counts, problems = run(product, (1,), a, b, c, N=32)

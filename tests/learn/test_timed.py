@@ -76,3 +76,15 @@ def test_too_slow_fails_the_stage_fast(timed, monkeypatch):
     monkeypatch.setitem(NUMBERS, "dram_gb_s", 1e12)
     verdict = timed(f"def rows(x):\n    return {PRODUCT}")
     assert verdict.failed == "fast" and "at least" in verdict.more[0].en
+
+
+def test_inputs_are_changed_in_a_way_that_shows_in_what_ignores_a_constant():
+    import torch
+
+    from weft.learn import timed
+
+    x = torch.randn(8, 64)
+    y = x.clone()
+    timed.changed([y, 3], 5 / 1024)
+    assert (torch.softmax(x, 1) - torch.softmax(y, 1)).abs().max() > 1e-4
+    assert (x - x.mean(1, keepdim=True) - y + y.mean(1, keepdim=True)).abs().max() > 1e-3

@@ -181,14 +181,14 @@ class Checks:
         worst = tuple(map(int, np.unravel_index(int(error.argmax()), error.shape)))
         first = tuple(map(int, wrong[0]))
         en = [f"{what}: {len(wrong):,} of {g.size:,} elements are wrong"]
-        zh = [f"{what}:{g.size:,} 个元素中有 {len(wrong):,} 个错误"]
+        zh = [f"{what}：{g.size:,} 个元素中有 {len(wrong):,} 个错误"]
         for name, name_zh, at in (("first", "第一个", first), ("worst", "误差最大", worst)):
             if name == "worst" and worst == first:
                 continue
             flat = index_arithmetic(at, wanted)
             off = "" if g.dtype.kind not in "fciu" else f"{error[at]:.3g}"
             en.append(f"  {name}: {flat}: {_number(g[at])}, expected {_number(e[at])}{off and f' (off by {off})'}")
-            zh.append(f"  {name_zh}:{flat}:{_number(g[at])}，应为 {_number(e[at])}{off and f'（相差 {off}）'}")
+            zh.append(f"  {name_zh}：{flat}：{_number(g[at])}，应为 {_number(e[at])}{off and f'（相差 {off}）'}")
         if rtol or atol:
             en.append(f"  allowed is {atol:g} + {rtol:g} · |expected|")
             zh.append(f"  允许误差为 {atol:g} + {rtol:g} · |期望值|")
@@ -320,14 +320,14 @@ class Checks:
         if got > limit:
             raise Rejected(
                 "fast",
-                Text(f"{got:,.0f} {en}; at most {limit:,.0f} are needed", f"{zh}:{got:,.0f}；最多只需要 {limit:,.0f}"),
+                Text(f"{got:,.0f} {en}; at most {limit:,.0f} are needed", f"{zh}：{got:,.0f}；最多只需要 {limit:,.0f}"),
             )
-        self.note(f"{got:,.0f} {en} (limit {limit:,.0f})", f"{zh}:{got:,.0f}（上限 {limit:,.0f}）")
+        self.note(f"{got:,.0f} {en} (limit {limit:,.0f})", f"{zh}：{got:,.0f}（上限 {limit:,.0f}）")
 
     def timed(
         self,
         remote: Any,
-        sets: list[list[Any]],
+        args: list[Any],
         expected: Callable[..., Any],
         what: str,
         at_least: float,
@@ -339,8 +339,8 @@ class Checks:
         """On a GPU: the share of the limit that a function reaches, cold; the stage *fast*. For a check's ``fast(learner, t)``.
 
         Args:
-            sets: Arguments of each call; together larger than the GPU's cache, each at least some 20 MB.
-            expected: Gives the right output for a set.
+            args: Of a call: at least some 20 MB, so that 16 copies are larger than the GPU's cache.
+            expected: Gives the right output for such arguments.
             at_least: The share of the limit (the exercise's bytes and FLOPs at this machine's measured rates) that passes.
             dtype: Of the matrix products, for the FLOPs' rate.
             shape: The names in the exercise's ``limit``.
@@ -350,9 +350,9 @@ class Checks:
         if self.running is None:
             raise TypeError("this exercise has no Python file to time")
         self.reached.add("fast")
-        found = timed.measure(self.running.request, remote._base, list(remote._path), sets, self.rng)
-        for got, args in zip(found.outputs, found.inputs, strict=True):
-            self.close(got, expected(*args), f"{what} in the timed rounds", rtol, atol)
+        found = timed.measure(self.running.request, remote._base, list(remote._path), args, self.rng)
+        for got, inputs in zip(found.outputs, found.inputs, strict=True):
+            self.close(got, expected(*inputs), f"{what} in the timed rounds", rtol, atol)
         self.share(found.us, what, at_least, dtype, **shape)
 
     def share(self, us: float, what: str, at_least: float, dtype: str = "fp32", **shape: int) -> None:

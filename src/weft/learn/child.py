@@ -158,7 +158,7 @@ class _Process:
         return {"result": result, "args": request.get("args"), "launches": [r.to_dict() for r in launches]}
 
     def _do(self, request: dict[str, Any]) -> Any:
-        if request["do"] in ("stage", "nudge", "go", "idle", "outputs"):
+        if request["do"] in ("stage", "change", "go", "idle", "outputs"):
             return self.timing.do(request, self._target(request) if request["do"] == "stage" else None)
         if request["do"] == "load":
             self.modules["exercise"] = _load("exercise", self.file)

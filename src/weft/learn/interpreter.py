@@ -564,6 +564,12 @@ def _reduce(self: Any, values: Any) -> Any:
     return result
 
 
+def _patch_tensor(tensor: Any, scope: Any, *rest: Any) -> None:
+    """Triton 3.6 turns a tensor into an index in a way that NumPy 2.4 refuses: ``range(0, n, BLOCK)`` with an argument n."""
+    patch_tensor(tensor, scope, *rest)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+
+
 # ---- installed in the interpreter
 
 try:
@@ -571,6 +577,7 @@ try:
     grid_call = triton_interpreter.GridExecutor.__call__
     builder_load, builder_store = Builder.create_masked_load, Builder.create_masked_store
     builder_rmw, builder_cas = Builder.create_atomic_rmw, Builder.create_atomic_cas
+    patch_tensor = triton_interpreter._patch_lang_tensor
     builder_dot, reduce_apply = Builder.create_dot, triton_interpreter.ReduceOps.apply
 except AttributeError as error:
     raise ImportError(
@@ -579,6 +586,7 @@ except AttributeError as error:
     ) from None
 
 triton_interpreter.GridExecutor.__call__ = _launch
+triton_interpreter._patch_lang_tensor = _patch_tensor
 Builder.create_masked_load, Builder.create_masked_store = _masked_load, _masked_store
 Builder.create_atomic_rmw, Builder.create_atomic_cas = _atomic_rmw, _atomic_cas
 Builder.create_dot, triton_interpreter.ReduceOps.apply = _dot, _reduce

@@ -204,7 +204,7 @@ def _how(failed: process.Failed, source: str, exercise: Exercise) -> Text:
             f"进程崩溃：{what_zh}" + (f",位于{where_zh}{shown}" if where else ""),
         )
     what = error["type"] + (f": {error['message']}" if error["message"] else "")
-    return Text(f"{where}: {what}{shown}" if where else what, f"{where_zh}:{what}{shown}" if where else what)
+    return Text(f"{where}: {what}{shown}" if where else what, f"{where_zh}：{what}{shown}" if where else what)
 
 
 def _commented(source: str, failed: process.Failed) -> list[Text]:

@@ -1,9 +1,10 @@
 """Time on a GPU, taken by the checker's clock: half of this runs in the learner's process, half in the checker's.
 
-The learner's process stages several sets of inputs, so that none is in cache from the call before. In each round all inputs
-are changed by a secret number, then the checker asks for one call on each set, and stops its own clock when the whole device
-is idle and the answer has come. An empty round trip is subtracted. After the last round all outputs must be right. So it helps
-nothing to patch a timer, to work on another stream, to remember outputs, or to compute fewer of them.
+The learner's process stages copies of the inputs, each rolled by another secret number, so that none is in cache from the call
+before. In each round all of them are changed by a secret amount; then the checker asks for one call on each copy, and stops
+its own clock when the whole device is idle and the answer has come. An empty round trip is subtracted. After the last round
+some outputs, drawn only then, must be right. So it helps nothing to patch a timer, to work on another stream, to remember
+outputs, or to compute fewer of them.
 """
 
 import statistics
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 ROUNDS = 9
+COPIES = 16
+LOOKED_AT = 4
 
 
 class Runs:
@@ -22,64 +25,81 @@ class Runs:
         import torch
 
         self.torch = torch
-        self.wait = torch.cuda.synchronize  # all streams; kept before the learner's file is loaded
-        self.add = torch.Tensor.add_
+        self.wait = torch.cuda.synchronize  # for all streams; kept before the learner's file is loaded
+        self.change = changed
 
     def do(self, request: dict[str, Any], target: Any) -> Any:
         what = request["do"]
         if what == "stage":
             self.device = "cuda" if self.torch.cuda.is_available() else "cpu"
             self.target = target
-            self.sets = [[self._moved(x) for x in args] for args in request["sets"]]
+            args = [x.to(self.device) if isinstance(x, self.torch.Tensor) else x for x in request["args"]]
+            self.sets = [rolled(args, by) for by in request["rolls"]]
             self.outputs = [target(*args) for args in self.sets]  # compiles, and fills the allocator
-        elif what == "nudge":
-            for x in (x for args in self.sets for x in args):
-                if isinstance(x, self.torch.Tensor) and x.is_floating_point():
-                    self.add(x, request["by"])
+        elif what == "change":
+            for args in self.sets:
+                self.change(args, request["by"])
         elif what == "go":
             self.outputs = [self.target(*args) for args in self.sets]
         elif what == "outputs":
-            return [x.cpu() if type(x) is self.torch.Tensor else x for x in self.outputs]
+            chosen = [self.outputs[i] for i in request["which"]]
+            return [x.cpu() if type(x) is self.torch.Tensor else x for x in chosen]
         if self.device == "cuda":
             self.wait()
         return None
 
-    def _moved(self, x: Any) -> Any:
-        return x.to(self.device) if isinstance(x, self.torch.Tensor) else x
+
+def rolled(args: list[Any], by: int) -> list[Any]:
+    """Copies of the arguments, the elements of float tensors moved along by so many places."""
+    return [x.flatten().roll(by).view(x.shape) if _floats(x) else x for x in args]
+
+
+def changed(args: list[Any], by: float) -> None:
+    """Adds 0 to 7 times ``by`` to the elements of float tensors, in turn: what adds a constant may leave a result as it was."""
+    import torch
+
+    for x in args:
+        if _floats(x):
+            pattern = (torch.arange(x.numel(), device=x.device) % 8).view(x.shape)
+            x.add_((pattern * by).to(x.dtype))
+
+
+def _floats(x: Any) -> bool:
+    return hasattr(x, "is_floating_point") and x.is_floating_point()
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds of a call, cold, and the outputs with the inputs that they belong to."""
+    """Microseconds of a call, cold, and some outputs with the inputs that they belong to."""
 
     us: float
     outputs: list[Any]
     inputs: list[list[Any]]
 
 
-def measure(request: Callable[..., Any], base: int | None, path: list[str], sets: list[list[Any]], rng: Any) -> Timing:
-    """In the checker: stages the sets, and times rounds of one call on each.
+def measure(request: Callable[..., Any], base: int | None, path: list[str], args: list[Any], rng: Any) -> Timing:
+    """In the checker: stages the inputs, and times rounds of one call on each copy.
 
     Args:
         request: ``Process.request``.
-        sets: Arguments of each call; float tensors in them are changed between rounds, here and there alike.
+        args: Of a call. Float tensors in them are rolled and changed, in the learner's process and here alike.
         rng: NumPy's generator, for the secret numbers.
     """
-    import torch
-
-    request(do="stage", base=base, path=path, sets=sets)
+    rolls = [int(r) for r in rng.integers(0, 1 << 20, COPIES)]
+    request(do="stage", base=base, path=path, args=args, rolls=rolls)
     rounds: list[float] = []
     idle: list[float] = []
-    for _ in range(ROUNDS):
-        by = float(rng.integers(1, 64)) / 64  # exact in every float type
-        request(do="nudge", by=by)
-        for args in sets:
-            for x in args:
-                if isinstance(x, torch.Tensor) and x.is_floating_point():
-                    x.add_(by)
+    amounts = [float(k) / 1024 for k in rng.integers(-63, 64, ROUNDS) | 1]  # small, and exact in every float type
+    for by in amounts:
+        request(do="change", by=by)
         for kept, what in ((idle, "idle"), (rounds, "go")):
             start = time.perf_counter()
             request(do=what)
             kept.append(time.perf_counter() - start)
-    seconds = max(statistics.median(rounds) - statistics.median(idle), 1e-9) / len(sets)
-    return Timing(seconds * 1e6, request(do="outputs"), sets)
+    seconds = max(statistics.median(rounds) - statistics.median(idle), 1e-9) / COPIES
+    which = [int(i) for i in rng.choice(COPIES, LOOKED_AT, replace=False)]
+    inputs = [rolled(args, rolls[i]) for i in which]
+    for by in amounts:
+        for copy in inputs:
+            changed(copy, by)
+    return Timing(seconds * 1e6, request(do="outputs", which=which), inputs)

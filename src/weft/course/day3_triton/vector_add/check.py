@@ -11,5 +11,11 @@ def check(learner, t):
 
 def fast(learner, t):
     n = 1 << 24
-    sets = [[t.randn(n), t.randn(n), 1024] for _ in range(3)]
-    t.timed(learner.add, sets, lambda x, y, _: x + y, f"add(x, y, block=1024) of {n:,} elements", at_least=0.7, n=n)
+    t.timed(
+        learner.add,
+        [t.randn(n), t.randn(n), 1024],
+        lambda x, y, _: x + y,
+        f"add(x, y, block=1024) of {n:,} elements",
+        at_least=0.7,
+        n=n,
+    )
