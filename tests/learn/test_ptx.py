@@ -167,6 +167,19 @@ def test_bank_conflicts_and_sectors():
         assert made.problems == []
 
 
+def test_printf():
+    t = Checks(
+        sources={
+            ".cu": """__global__ void k(const float* x, int n) {
+        int i = threadIdx.x;
+        if (i % 2) printf("%d of %u: %.2f %5s %x %lld %c%%\\n", -i, n, x[i], "a b", 255, 1LL << 40, 'z');
+    }"""
+        }
+    )
+    cuda.kernel(t, "k").launch((1,), (4,), np.arange(4, dtype=F32) / 2, 7)
+    assert "".join(t.printed) == "".join(f"{-i} of 7: {i / 2:.2f}   a b ff {1 << 40} z%\n" for i in (1, 3))
+
+
 HEAD = """__global__ void k(float* x, int n) { __shared__ float s[64]; int t = threadIdx.x, i = blockIdx.x * 64 + t; """
 MISTAKES = [  # the body, a part of what is said
     ("if (i <= n) x[i] = 1; }", "x[100]; x has 100 elements"),

@@ -40,6 +40,7 @@ class Checks:
         self.seed = secrets.randbits(32) if seed is None else seed
         self.running, self.sources = running, sources or {}
         self.notes: list[Text] = []
+        self.printed: list[str] = []  # by CUDA kernels
         self.limit: dict[str, str] = {}
         self.machine: dict[str, Any] = {}
         self.reached: set[str] = set()  # the stages that were checked

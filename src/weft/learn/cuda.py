@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class Kernel:
     name: str
     parameters: tuple[str, ...]
     problems: list[Text]
+    say: Callable[[str], None]  # takes what printf wrote
 
     def launch(
         self,
@@ -62,6 +63,7 @@ class Kernel:
         except ptx.Unsupported as error:
             raise Rejected("run", Text(f"cannot be interpreted here: {error}", f"这里无法解释执行：{error}")) from None
         self.problems += done.problems
+        self.say(done.printed)
         return done.counts
 
     def timed(
@@ -142,7 +144,7 @@ def kernel(t: Checks, name: str) -> Kernel:
         raise Rejected("run", Text(f"the file has no kernel {name}: {head}", f"文件里没有内核 {name}：{head}"))
     module, entry = _compiled(source, name)
     parameters = tuple(re.findall(r"(\w+)\s*(?:\[\s*\])?\s*(?:,|$)", found[1].strip()))
-    return Kernel(source, module, entry, name, parameters, [])
+    return Kernel(source, module, entry, name, parameters, [], t.printed.append)
 
 
 def _code(source: str) -> str:

@@ -171,6 +171,7 @@ def _stages(
             ) from None
         raise Rejected("run", _how(failed, source or "", exercise), *_commented(source or "", failed)) from None
     finally:
+        verdict.printed = verdict.printed or "".join(t.printed)
         if running is not None:
             verdict.printed = verdict.printed or running.printed()
             verdict.launches = verdict.launches or running.all_launches

@@ -1,5 +1,7 @@
 """What each instruction does: ``EXECUTE[name](machine, instruction, threads)``."""
 
+import re
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -7,7 +9,7 @@ import numpy as np
 
 from weft.learn.ptx import problems
 from weft.learn.ptx.module import Instruction
-from weft.learn.ptx.values import CONST, LOCAL, POISON, TYPES, bits
+from weft.learn.ptx.values import CONST, LOCAL, POISON, TYPES, Unsupported, bits
 
 EXECUTE: dict[str, Callable[[Any, Instruction, Any], None]] = {}
 WARP_WIDE = {"shfl", "vote", "redux", "match"}
@@ -50,7 +52,8 @@ def _spread(operand: str) -> list[str]:
 def _ld(m: Any, i: Instruction, at: Any) -> None:
     kind, registers = i.mods[-1], _spread(i.operands[0])
     if "param" in i.mods:
-        m.set(registers[0], np.full(len(at), m.params[i.operands[1].strip("[]").split("+")[0]], np.uint64), at)
+        name = i.operands[1].strip("[]").split("+")[0]
+        m.set(registers[0], np.full(len(at), m.params.get(name, 0), np.uint64), at)  # 0: what a call returns
         return
     width = np.dtype(TYPES[kind]).itemsize
     address = m.addresses(i.operands[1], at)
@@ -71,6 +74,11 @@ def _ld(m: Any, i: Instruction, at: Any) -> None:
 @executes("st")
 def _st(m: Any, i: Instruction, at: Any) -> None:
     kind, registers = i.mods[-1], _spread(i.operands[1])
+    if "param" in i.mods:
+        m.passed.setdefault(i.operands[0].strip("[]").split("+")[0], np.zeros(m.T, np.uint64))[at] = bits(
+            m.get(registers[0], kind, at)
+        )
+        return
     width = np.dtype(TYPES[kind]).itemsize
     address = m.addresses(i.operands[0], at)
     if "local" in i.mods or (LOCAL <= int(address[0]) < CONST):
@@ -369,6 +377,46 @@ def _cvt(m: Any, i: Instruction, at: Any) -> None:
     else:
         result = a.astype(TYPES[to])
     m.set(i.operands[0], result.astype(np.int32) if to in ("s8", "s16") else result, at)
+
+
+_FORMAT = re.compile(r"%([-+ #0]*\d*(?:\.\d+)?)(hh|h|ll|l|z|j)?([diouxXcsfFeEgGp%])")
+PRINTED = 20_000  # characters of a launch
+
+
+@executes("call")
+def _call(m: Any, i: Instruction, at: Any) -> None:
+    """printf, the one function that is not inlined; its arguments lie in local memory, each aligned to its size."""
+    words = [o.strip("()") for o in i.operands]
+    if "vprintf" not in words:
+        raise Unsupported(f"line {i.line}: a call of {words[1] if len(words) > 1 else 'a function'}")
+    text, where = (m.passed[word] for word in [w for w in words if w][2:4])
+    for thread in at.tolist():
+        place = int(where[thread]) - LOCAL
+
+        def take(code: str, thread: int = thread) -> Any:
+            nonlocal place
+            size = struct.calcsize(code)
+            place = -(-place // size) * size + size
+            return struct.unpack(code, m.local[thread, place - size : place].tobytes())[0]
+
+        def one(found: re.Match[str]) -> str:
+            flags, length, kind = found.groups()
+            if kind == "%":
+                return "%"
+            if kind in "fFeEgG":
+                return f"%{flags}{kind}" % take("d")
+            if kind == "s":
+                return f"%{flags}s" % m.string(take("Q"))
+            if kind == "p":
+                return hex(take("Q"))
+            code = "q" if length in ("l", "ll", "z", "j") else "i"
+            value = take(code.upper() if kind in "ouxX" else code)
+            return f"%{flags}{'d' if kind in 'iu' else kind}" % (
+                value % (1 << 32) if kind == "u" and code == "i" else value
+            )
+
+        if len(m.printed) < PRINTED:
+            m.printed += _FORMAT.sub(one, m.string(int(text[thread])))
 
 
 @executes("membar", "fence", "nanosleep", "griddepcontrol", "bar")

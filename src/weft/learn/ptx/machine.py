@@ -41,6 +41,7 @@ class Launch:
 
     problems: list[Text]
     counts: Counts
+    printed: str  # by printf
 
 
 class Stopped(Exception):
@@ -62,6 +63,8 @@ class Machine:
         self.counts = Counts()
         self.problems: list[Text] = []
         self.said: set[tuple[Any, ...]] = set()
+        self.printed = ""
+        self.passed: dict[str, Any] = {}  # parameters of the next call, by name, of all threads
         self.rng = np.random.default_rng(seed)
         self.ends = time.monotonic() + time_limit_s
         self.forced = False  # whether a warp goes on without lanes that never come
@@ -99,7 +102,7 @@ class Machine:
         self.rng.shuffle(order)  # a GPU promises no order of blocks
         for number in order:
             self.run_block(int(number))
-        return Launch(self.problems, self.counts)
+        return Launch(self.problems, self.counts, self.printed)
 
     def run_block(self, number: int) -> None:
         gx, gy, _ = self.grid
@@ -212,6 +215,11 @@ class Machine:
             register = self.registers[name] = np.zeros(self.T, np.uint64)
         register[at] = bits(np.asarray(values))
 
+    def string(self, address: int) -> str:
+        """A text constant."""
+        rest = self.constants.data[address - CONST :].tobytes()
+        return rest.split(b"\0")[0].decode(errors="replace")
+
     # ---- a step
 
     def step(self, i: Instruction, at: Any) -> None:
@@ -280,7 +288,7 @@ class Machine:
     def addresses(self, operand: str, at: Any) -> Any:
         inner = operand.strip("[]").replace(" ", "")
         base, _, offset = inner.partition("+")
-        kind = "u64" if base.startswith("%rd") or not base.startswith("%") else "u32"
+        kind = "u32" if re.match(r"%r\d", base) else "u64"
         found = self.get(base, kind, at).astype(np.int64)
         return found + (int(offset) if offset else 0)
 

@@ -52,6 +52,7 @@ _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+(?:\|[^,\s]+)?")
 def parse(text: str) -> Module:
     """Its kernels, variables and constants."""
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.S)
+    text = re.sub(r"\bcall\b[^;]*;", lambda call: " ".join(call[0].split()), text)  # written over several lines
     module = Module({}, {})
     before, *pieces = _ENTRY.split(text)
     common = Entry("", [])  # variables outside of kernels
@@ -70,8 +71,8 @@ def _statements(body: str, entry: Entry, module: Module) -> None:
         statement = found.strip().rstrip(";").strip()
         if not statement or statement in "{}":
             continue
-        if statement.startswith(".loc"):
-            line = int(statement.split()[2])
+        if location := re.match(r"\.loc\s+\d+\s+(\d+)", statement):
+            line = int(location[1]) or line  # 0: of no line
         elif statement.startswith("."):
             if statement.startswith(_DECLARED) and (variable := _VARIABLE.search(statement)):
                 _declare(variable, entry, module)
