@@ -333,7 +333,7 @@ class Machine:
             return f"({', '.join(str(int(x)) for x in at[:used])})"
 
         t, b = written(thread, self.block), written(self.number if block is None else block, self.grid)
-        return Text(f"{t} of block {b}", f"{t}，线程块 {b}")
+        return Text(f"{t} of block {b}", f"{t}（线程块 {b}）")
 
     def count(self, memory: Memory, at: Any, address: Any, size: int, what: str) -> None:
         if not len(at):
