@@ -1,0 +1,187 @@
+"""All-reduce over symmetric memory, and fused with the residual and RMSNorm that follow it in a decoder.
+
+Which algorithm, with how many blocks, or NCCL, is measured for the ranks at hand when an :class:`AllReduce` is made.
+"""
+
+import statistics
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.comm.group import Group
+from weft.comm.symmetric.launches import ALGORITHMS, UNIT, Launches, buffer_bytes
+
+MOST_BYTES = 8 << 20
+FLAGGED_BYTES = 1 << 20
+LEAST_MEASURED = 4 << 10
+BLOCKS = {"one_shot_flagged": (0,), "one_shot": (32, 64, 128, 256), "two_shot": (32, 64, 128, 256)}
+IN_GRAPH, REPLAYS = 10, 7  # calls timed in a CUDA graph, and how often
+NCCL = "nccl"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is called up to so many bytes, and the microseconds of every candidate at that size (slowest rank, median)."""
+
+    most_bytes: int
+    algorithm: str
+    blocks: int
+    measured_us: dict[str, float]
+
+
+class AllReduce:
+    """Sums tensors of all ranks of one host, whose GPUs reach each other's memory.
+
+    Calls are made in the same order on all ranks, from one stream or from several, one after another: a call from another
+    stream waits for the one before (and is refused while a CUDA graph is captured). Results are the same bits on all ranks.
+
+    Args:
+        group: of ``weft.comm.run.join`` over NCCL.
+        most_bytes: larger tensors go to NCCL. Each rank's buffer takes 2 x ranks x (most_bytes + 2 MiB).
+        measure: time all candidates now, about a second; False takes flagged up to 64 KiB, then one shot for two ranks and
+            two for more, which is a guess.
+
+    Raises:
+        ValueError: fewer than 2 or more than 8 ranks.
+        RuntimeError: PyTorch cannot map the peers' memory.
+    """
+
+    def __init__(self, group: Group, *, most_bytes: int = MOST_BYTES, measure: bool = True):
+        import torch.distributed._symmetric_memory as symmetric
+
+        self.group = group
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        size = buffer_bytes(group.size, most_bytes, FLAGGED_BYTES)
+        self._buffer = symmetric.empty(size, dtype=torch.uint8, device=self.device)
+        self._buffer.zero_()
+        process_group: Any = group.transport.group  # type: ignore[attr-defined]
+        self._handle = symmetric.rendezvous(self._buffer, process_group.group_name)
+        shift = self._buffer.data_ptr() - self._handle.buffer_ptrs[group.rank]
+        bases = [p + shift for p in self._handle.buffer_ptrs]
+        self.launches = Launches(self._buffer, bases, group.rank, most_bytes, FLAGGED_BYTES)
+        self.most_bytes = most_bytes
+        self._stream: Any = None  # of the last call, and of the last one in a CUDA graph
+        self._captured: Any = None
+        torch.cuda.synchronize()
+        group.transport.barrier(True)  # no call before every buffer is zero
+        large = "one_shot" if group.size == 2 else "two_shot"
+        self.choices = [Choice(64 << 10, "one_shot_flagged", 0, {}), Choice(most_bytes, large, 128, {})]
+        if measure:
+            self.choices = self.measured()
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The sum over the ranks of ``x`` (fp32, fp16, bf16, added in fp32), into ``out`` (by default a new tensor; may be
+        ``x``). What the kernels do not take (unaligned, too large, other dtypes) goes to NCCL: :meth:`explain` says which."""
+        out = torch.empty_like(x) if out is None else out
+        algorithm, blocks = self.explain(x)
+        if algorithm == NCCL or self.launches.refused(algorithm, out):
+            self._nccl(x, out)
+        else:
+            self._in_turn()
+            self.launches(algorithm, x, out, blocks)
+        return out
+
+    def explain(self, x: Tensor) -> tuple[str, int]:
+        """The algorithm and blocks of a call; ``nccl`` where no kernel takes it or NCCL was measured faster."""
+        size = x.numel() * x.element_size()
+        choice = next((c for c in self.choices if size <= c.most_bytes), None)
+        if choice is None or choice.algorithm == NCCL:
+            return NCCL, 0
+        for algorithm in (choice.algorithm, "one_shot"):  # an odd number of units does not divide for two_shot
+            if not self.launches.refused(algorithm, x):
+                return algorithm, choice.blocks
+        return NCCL, 0
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
+        """``hidden`` = the sum over the ranks of ``x`` + ``residual``; returns its RMSNorm times ``weight`` and ``hidden``.
+
+        Args:
+            x: this rank's partial sums, ``[..., width]``.
+            residual: the same on all ranks, as ``x``.
+            weight: ``[width]``.
+
+        In one kernel up to 1 MiB of ``x``; beyond that the all-reduce, then ``weft.ops.add_rms_norm``.
+        """
+        if x.shape != residual.shape or weight.shape != x.shape[-1:] or not x.dtype == residual.dtype == weight.dtype:
+            raise ValueError(
+                f"x is {tuple(x.shape)} {x.dtype}, residual {tuple(residual.shape)} {residual.dtype}, weight "
+                f"{tuple(weight.shape)} {weight.dtype}; expected the same shape and dtype, and a weight of the last dimension"
+            )
+        aligned = not any(self.launches.refused("one_shot_flagged", t) for t in (residual, weight))
+        if aligned and not self.launches.rows_refused(x):
+            out, hidden = torch.empty_like(x), torch.empty_like(x)
+            self._in_turn()
+            self.launches.add_rms_norm(x, residual, weight, eps, out, hidden)
+            return out, hidden
+        from weft import ops
+
+        return ops.add_rms_norm(self(x), residual, weight, eps=eps)
+
+    def _nccl(self, x: Tensor, out: Tensor) -> None:
+        self.group.transport.all_reduce(out, x, "sum", True)
+
+    def _in_turn(self) -> None:
+        """Two calls at once would share buffers and could wait for each other for ever: they are put in order."""
+        stream = torch.cuda.current_stream()
+        if torch.cuda.is_current_stream_capturing():
+            if self._captured not in (None, stream):
+                raise RuntimeError("symmetric all-reduces on two streams of a CUDA graph; make them on one")
+            self._captured = stream
+            return
+        if self._stream not in (None, stream):
+            stream.wait_stream(self._stream)
+        self._stream, self._captured = stream, None
+
+    # ---- which one
+
+    def measured(self) -> list[Choice]:
+        """Times every candidate from 4 KiB to ``most_bytes`` in CUDA graphs; the fastest on the slowest rank is chosen."""
+        sizes = []
+        size = LEAST_MEASURED
+        while size <= self.most_bytes:
+            sizes.append(size)
+            size *= 2
+        return [self._choice(size) for size in sizes]
+
+    def _choice(self, size: int) -> Choice:
+        x = torch.zeros(size // 2, dtype=torch.bfloat16, device=self.device)
+        out = torch.empty_like(x)
+        candidates: dict[str, Any] = {NCCL: partial(self._nccl, out, out)}
+        for algorithm in ALGORITHMS:
+            if not self.launches.refused(algorithm, x):
+                for blocks in BLOCKS[algorithm]:
+                    if blocks * 512 * UNIT <= 2 * size or blocks == BLOCKS[algorithm][0]:
+                        candidates[f"{algorithm}/{blocks}"] = partial(self.launches, algorithm, x, out, blocks)
+        times = torch.tensor([self._graph_us(call) for call in candidates.values()], device=self.device)
+        self.group.transport.all_reduce(times, times, "max", True)
+        found = dict(zip(candidates, times.tolist(), strict=True))
+        best = min(found, key=lambda name: found[name])
+        chosen, _, grid = best.partition("/")
+        return Choice(size, chosen, int(grid or 0), found)
+
+    def _graph_us(self, call: Any) -> float:
+        """Microseconds of a call in a CUDA graph of several."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            call()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(IN_GRAPH):
+                call()
+        graph.replay()
+        times = []
+        for _ in range(REPLAYS):
+            before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            graph.replay()  # brings the ranks together
+            before.record()
+            graph.replay()
+            after.record()
+            after.synchronize()
+            times.append(before.elapsed_time(after) * 1e3 / IN_GRAPH)
+        return statistics.median(times)
