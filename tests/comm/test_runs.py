@@ -205,9 +205,10 @@ def test_joins_mpirun_in_place_and_saves(comm, tmp_path):
 
 
 @pytest.mark.long
-def test_ranks_end_with_the_process_that_started_them(comm, wrong, tmp_path):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_end_with_the_process_that_started_them(comm, wrong, tmp_path, backend):
     env = plain_environment() | {"WEFT_TEST_MARK": comm.mark}
-    words = [sys.executable, "-m", "weft", "comm", str(wrong("hangs")), "--ranks", "3", "--backend", "gloo", *FEW]
+    words = [sys.executable, "-m", "weft", "comm", str(wrong("hangs")), "--ranks", "3", "--backend", backend, *FEW]
     parent = subprocess.Popen(words, env=env, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 60
     while len(marked(comm.mark)) < 4 and time.monotonic() < until:

@@ -12,12 +12,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from weft.comm.checked import CollectiveFailed, last_state
 from weft.comm.ranks import STARTED_BY_WEFT
 from weft.comm.settings import Settings
+from weft.comm.worker import end_with_parent
 
 LOOK_S = 0.05
 GRACE_S = 2.0  # for the other ranks to say what they saw
@@ -74,6 +76,8 @@ def start(
                         subprocess.Popen(
                             command, env=env | more, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
                             start_new_session=True,
+                            # a rank asks for it itself, mpiexec does not
+                            preexec_fn=partial(end_with_parent, signal.SIGTERM) if backend == "mpi" else None,
                         )
                     )  # fmt: skip
             _watch(processes, store, on_about, on_record)

@@ -16,14 +16,6 @@ UNITS = (
 )  # fmt: skip
 
 
-def size(count: float) -> str:
-    """``4 KiB``, ``1.5 MiB``, ``100 B``."""
-    for scale, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return f"{count:.3g} B"
-
-
 class Table:
     """Prints records as they come; a collective's fit and verdict after its last one."""
 
@@ -73,7 +65,7 @@ class Table:
         mine = [r for r in self.records if r["collective"] == collective]
         found = verdict.model(mine)
         if found:
-            self._say(f"# {verdict.model_line(found, size)}")
+            self._say(f"# {verdict.model_line(found)}")
         if text := verdict.judge(mine, self.about.get("peak", {})):
             self._say(f"# {text}")
 
@@ -97,7 +89,7 @@ def print_changes(found: Sequence[dict[str, Any]], say: Callable[[str], None]) -
             if c["changed"]:
                 how = "slower" if c["ratio"] > 1 else "faster"
                 say(
-                    f"# {collective} {size(c['bytes'])}: {c['before_us']:.1f} us before, {c['now_us']:.1f} now: "
+                    f"# {collective} {verdict.size_text(c['bytes'])}: {c['before_us']:.1f} us before, {c['now_us']:.1f} now: "
                     f"{max(c['ratio'], 1 / c['ratio']):.2f} times {how}"
                 )
     ratios = sorted(c["ratio"] for c in found)

@@ -28,8 +28,16 @@ def model(records: Sequence[dict[str, Any]]) -> AlphaBeta | None:
     return fit(list(points), list(points.values())) if len(points) >= LEAST_POINTS else None
 
 
-def model_line(found: AlphaBeta, size: Any) -> str:
-    """One line about a fit. ``size`` writes bytes."""
+def size_text(count: float) -> str:
+    """``4 KiB``, ``1.5 MiB``, ``100 B``."""
+    for scale, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= scale:
+            return f"{count / scale:.4g} {unit}"
+    return f"{count:.3g} B"
+
+
+def model_line(found: AlphaBeta) -> str:
+    """One line about a fit."""
     first, last = found.stretches[0], found.stretches[-1]
     error = f" ± {figures(first.alpha_error, 2)}" if first.alpha_error is not None else ""
     words = f"alpha-beta: latency {figures(first.alpha_us)}{error} us, then "
@@ -40,7 +48,7 @@ def model_line(found: AlphaBeta, size: Any) -> str:
         if last.beta_error is not None:
             words += f" ± {figures(found.gb_s * last.beta_error / last.beta_us, 2)}"
         half = found.bandwidth_from
-        words += f", half of it from {size(half)} on" if half else ""
+        words += f", half of it from {size_text(half)} on" if half else ""
     if found.unseen_median is not None:
         words += f"; unseen sizes within {found.unseen_median:.0%} (median), {found.unseen_max:.0%} (worst)"
     return words + f"; {len(found.stretches)} stretch(es)"

@@ -12,10 +12,15 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 
 
-def main() -> int:
+def end_with_parent(how: int) -> None:
+    """Asks the system to send this process a signal when the one that started it ends, however it does: no orphans."""
     if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):  # no orphan, however the starting process ends
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, how)
+
+
+def main() -> int:
+    end_with_parent(signal.SIGKILL)
     from weft.comm import collectives, ranks
     from weft.comm.checked import CollectiveFailed
     from weft.comm.run import run

@@ -11,6 +11,7 @@ The text between the markers is replaced; all other text stays, and so does a ma
     weft:ceilings gpu=…                                                                what the machine gives
     weft:host gpu=…                                                                    what a call costs on the host
     weft:kernels family=…                                                              the family's dispatch tables
+    weft:comm gpu=… backend=nccl|gloo|mpi                                              collectives, a table a run
     weft:simulator cpu=… of=speed|growth                                               the cluster simulator's speed
 
 Nothing here imports PyTorch, so lint runs anywhere.
@@ -24,7 +25,7 @@ from weft import records, registry
 from weft.definition import BYTES, UnknownName
 from weft.drawing.quantities import is_ceiling, is_rung
 from weft.records import Store
-from weft.report import kernels, measured, simulator, tables
+from weft.report import collectives, kernels, measured, simulator, tables
 
 PLACES = ("*.md", "docs/**/*.md", "src/weft/**/*.md", "tests/**/*.md")
 MEASURED = "docs/measured"
@@ -34,6 +35,7 @@ WORDS = {  # of each kind of table, the required ones first
     "ceilings": ("gpu",),
     "host": ("gpu",),
     "kernels": ("family",),
+    "comm": ("gpu", "backend"),
     "simulator": ("cpu", "of"),
 }
 OPTIONAL = {"direction", "dtype", "rungs"}
@@ -152,6 +154,7 @@ def _table(line: str, store: Store) -> str:
     machines, families = store.machines(), {registry.family(name) for name in registry.names()}
     values = {
         "operator": registry.names(), "gpu": machines, "cpu": machines, "family": families, "dtype": BYTES,
+        "backend": ("nccl", "gloo", "mpi"),
         "direction": ("forward", "backward"), "rungs": ("only",), "of": ("speed", "growth"),
     }  # fmt: skip
     for word, value in words.items():
@@ -160,6 +163,9 @@ def _table(line: str, store: Store) -> str:
 
     if kind == "kernels":
         return kernels.table(registry.FOLDER / words["family"])
+    if kind == "comm":
+        timed_runs = collectives.runs(store.lines(words["gpu"], collectives.FILE))
+        return "\n\n".join(collectives.table(run) for run in timed_runs if run.backend == words["backend"])
     if kind == "simulator":
         timed = simulator.read(store.lines(words["cpu"], simulator.FILE))
         return (simulator.speed_table if words["of"] == "speed" else simulator.growth_table)(timed)

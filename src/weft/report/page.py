@@ -30,6 +30,7 @@ class Contents:
         compiled: one entry a kernel and architecture, from ``weft compile-check``.
         training: a training run as a dictionary.
         findings: of ``weft doctor``: ``name``, ``status``, ``found``, ``fix``, ``group``.
+        communication: lines of ``comm.jsonl``, of :mod:`weft.comm`; without them no section.
         scheduling: of the cluster simulator, as :func:`weft.report.scheduling.section` takes it; without it no section.
     """
 
@@ -41,6 +42,7 @@ class Contents:
     training: dict[str, Any] | None = None
     findings: list[dict[str, Any]] = field(default_factory=list)
     scheduling: dict[str, Any] | None = None
+    communication: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def device(self) -> str:
@@ -74,7 +76,7 @@ def render(contents: Contents, path: str | Path) -> Path:
 
 def _view(contents: Contents) -> dict[str, Any]:
     """All that the template shows."""
-    from weft.report import charts, roofline, scheduling, verdict
+    from weft.report import charts, collectives, roofline, scheduling, verdict
 
     measured = sorted(
         records.latest(m for m in contents.measurements if not quantities.is_ceiling(m)),
@@ -101,6 +103,10 @@ def _view(contents: Contents) -> dict[str, Any]:
         "measured": measured,
         "training": training,
         "training_charts": embed_all(charts.loss_curves(training), charts.accuracy_curve(training)),
+        "communication": [
+            {"run": run, "table": collectives.rows(run), "verdicts": collectives.verdicts(run)}
+            for run in collectives.runs(contents.communication)
+        ],
         "scheduling": scheduling.section(contents.scheduling or {}, contents.processor),
         "compiled": _compiled(contents.compiled),
         "not_compiled": [k for k in contents.compiled if not k.get("ok")],

@@ -16,8 +16,8 @@ from rich.console import Console
 from weft import registry
 from weft.bench.terminal import progress
 from weft.hardware import doctor, query
-from weft.records import check_writable, commit
-from weft.report import comparison, headlines, page
+from weft.records import Store, check_writable, commit
+from weft.report import collectives, comparison, headlines, page
 from weft.train import digits
 
 VERIFY_S = {"cuda": 35.0, "cpu": 75.0}
@@ -74,6 +74,7 @@ def run(device: str, note: Console, folder: Path) -> Path:
         training=asdict(trained),
         findings=findings,
         scheduling=schedules,
+        communication=list(Store().lines(name=collectives.FILE)),
     )
     path = page.render(contents, folder / "index.html")
     stage("rendered")
