@@ -130,8 +130,8 @@ def test_link_is_judged_by_its_own_peak():
     peak = {"gb_s": 250.0, "what": "copy", "theoretical_gb_s": 450.0}
     assert "80%" in (text := verdict.judge([record()], peak)) and "normal" in text and "44% of the links' 450" in text
     low = verdict.judge([record(busbw=100.0)], peak)
-    assert "LOW (expected at least 70%)" in low and "weft topology" in low
-    assert "too small to judge" in verdict.judge([record(bytes=4096)], peak)
+    assert "LOW (expected at least 50%)" in low and "weft topology" in low
+    assert "too small to judge" in verdict.judge([record(bytes=4 << 20)], peak)
     assert verdict.judge([record(bytes=0)], peak) == verdict.judge([record()], {}) == ""
 
 

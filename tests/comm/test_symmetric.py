@@ -40,21 +40,23 @@ def test_sums_on_two_ranks(ranks, algorithm, dtype):
         outs = [torch.full_like(x, float("nan")) for x in inputs]
         if any(x.numel() * x.element_size() > FLAGGED for x in inputs) and algorithm == "one_shot_flagged":
             continue
-        ranks(lambda launches, r: launches(algorithm, inputs[r], outs[r]))  # noqa: B023
         expected = (inputs[0].double() + inputs[1].double()).to(dtype)
-        assert torch.equal(outs[0], outs[1])
-        torch.testing.assert_close(outs[0], expected)
+        for blocks, pieces in ((0, 1), (16, 3)):
+            ranks(lambda launches, r: launches(algorithm, inputs[r], outs[r], blocks, pieces))  # noqa: B023
+            assert torch.equal(outs[0], outs[1])
+            torch.testing.assert_close(outs[0], expected)
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("flagged", [True, False])
 @pytest.mark.parametrize(("rows", "width"), [(1, 4096), (7, 8192), (3, 2056), (2, 16384)])
-def test_add_rms_norm_on_two_ranks(ranks, rows, width):
+def test_add_rms_norm_on_two_ranks(ranks, rows, width, flagged):
     g = torch.Generator("cuda").manual_seed(rows)
     make = lambda *shape: torch.randn(*shape, generator=g, device="cuda").bfloat16()  # noqa: E731
     x, residual, weight = [make(rows, width), make(rows, width)], make(rows, width), make(width)
     outs, hidden = ([torch.empty_like(residual) for _ in range(2)] for _ in range(2))
     for _ in range(3):
-        ranks(lambda launches, r: launches.add_rms_norm(x[r], residual, weight, 1e-6, outs[r], hidden[r]))
+        ranks(lambda launches, r: launches.add_rms_norm(x[r], residual, weight, 1e-6, outs[r], hidden[r], flagged))
     expected = (x[0].double() + x[1].double() + residual.double()).bfloat16()
     assert torch.equal(hidden[0], hidden[1]) and torch.equal(outs[0], outs[1])
     torch.testing.assert_close(hidden[0], expected)
@@ -102,7 +104,11 @@ def test_what_is_refused():
     assert "contiguous" in take.refused("one_shot", torch.zeros(64, 2)[:, 0])
     assert "takes up to 262,144" in take.refused("one_shot_flagged", torch.zeros(1 << 17))
     assert "3 parts" in take.refused("two_shot", torch.zeros(16)) and take.refused("two_shot", torch.zeros(12)) == ""
-    assert "a row of 5" in take.rows_refused(torch.zeros(2, 5))
+    assert "a row of 20 bytes" in take.rows_refused(torch.zeros(2, 5), True)
+    assert (
+        "300 rows" in take.rows_refused(torch.zeros(300, 4), False)
+        and take.rows_refused(torch.zeros(300, 4), True) == ""
+    )
     with pytest.raises(ValueError, match=r"two_shot: .* 3 parts"):
         take("two_shot", torch.zeros(16), torch.zeros(16))
     with pytest.raises(ValueError, match="expected 2 to 8"):
@@ -120,5 +126,5 @@ def test_buffers_hold_what_calls_write():
 
 @pytest.mark.parametrize("sm", [80, 90])
 def test_kernels_compile(sm):
-    for kernel in (*(f"{a}<bf16, 2>" for a in ALGORITHMS), "two_shot<float, 8>", "add_rms_norm<fp16, 4, 2>"):
+    for kernel in (*(f"{a}<bf16, 2>" for a in ALGORITHMS), "two_shot<float, 8>", "add_rms_norm<fp16, 4, 2, true>"):
         assert compile_cubin(SOURCE, kernel, sm)[0]

@@ -19,8 +19,8 @@ class Nvml:
     class NVMLError(Exception):
         pass
 
-    def __init__(self, error=""):
-        self.error = error
+    def __init__(self, error="", speed=26562):
+        self.error, self.speed = error, speed
 
     def nvmlInit(self):
         if self.error:
@@ -64,7 +64,10 @@ class Nvml:
         return SimpleNamespace(busId=self.PCI[5 - h] if h > 1 else "00000000:05:00.0")
 
     def nvmlDeviceGetFieldValues(self, h, fields):
-        return [SimpleNamespace(value=SimpleNamespace(uiVal=26562))]
+        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=self.speed))]
+
+    def nvmlDeviceGetNvLinkVersion(self, h, link):
+        return 6
 
     def nvmlDeviceGetTopologyCommonAncestor(self, a, b):
         return 50 if (a < 2) != (b < 2) else 30
@@ -119,6 +122,9 @@ def test_links_peers_cards_and_what_is_wrong(sysfs, tmp_path):
     assert second.nearest == {0: "SYS", 1: "SYS", 2: "NODE", 3: "NODE"}
     assert "GPU3 runs at x8, it can x16" in " ".join(found.notes)
     assert "GPU0 and GPU2 do not reach each other's memory: the GPUs are behind different host bridges" in found.notes
+    assert (
+        topology.read(Nvml(speed=0), sysfs).pair(0, 1).gb_s == 18 * 25
+    )  # a driver that does not say, in a virtual machine
     matrix = found.matrix()
     assert matrix[1] == ["GPU0", "X", "NV18", "SYS (no peer access)", "SYS (no peer access)", "gen 5 x16", "0"]
     assert found.nodes[1].distances == [21, 10] and found.nodes[0].memory_gib == 1.0

@@ -102,7 +102,7 @@ class Point:
             bad = self._check(lambda b: self.collective.call(self.group, b))
         self.group.checked = False  # nothing but the collective is timed
         with control.region(f"timing {name}"):
-            call, per_call = self._call()
+            call, per_call, once = self._call()
             for _ in range(WARM_UP):
                 call()
             self._synchronize()
@@ -111,7 +111,7 @@ class Point:
             base_us, stamps = self._time(call, iterations)
             self._synchronize()
         with control.region(f"checking {name}"):
-            bad += self._check(lambda b: call())
+            bad += self._check(lambda b: once())
         self.group.checked = self.settings.checked
         name = f"times/{self.collective.name}/{self.settings.dtype}/{self.bytes}"
         found = control.gather(
@@ -142,8 +142,9 @@ class Point:
 
     # ---- fast?
 
-    def _call(self) -> tuple[Callable[[], None], int]:
-        """What is called between two time stamps, and how many collectives that is."""
+    def _call(self) -> tuple[Callable[[], None], int, Callable[[], None]]:
+        """What is called between two time stamps, how many collectives that is, and one round of it to check: on each buffer
+        one call, since in place a second one would reduce results."""
         c, g, b = self.collective, self.group, self.buffers[0]
         if self.settings.mode == "async":
 
@@ -152,19 +153,25 @@ class Point:
                     if handle is not None:
                         handle.wait()
 
-            return flight, IN_FLIGHT
+            return flight, IN_FLIGHT, flight
         if self.settings.mode == "graph":
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 c.call(g, b)
             torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for _ in range(IN_GRAPH):
-                    c.call(g, b)
-            return graph.replay, IN_GRAPH
-        return (lambda: c.call(g, b)), 1
+            graphs = []
+            for calls in (IN_GRAPH, 1):
+                graphs.append(torch.cuda.CUDAGraph())
+                with torch.cuda.graph(graphs[-1]):
+                    for _ in range(calls):
+                        c.call(g, b)
+            return graphs[0].replay, IN_GRAPH, graphs[1].replay
+
+        def one() -> None:
+            c.call(g, b)
+
+        return one, 1, one
 
     def _iterations(self, call: Callable[[], None], per_call: int) -> int:
         """Time stamps to take: what was asked, or what the budget holds on the slowest rank."""
@@ -187,10 +194,10 @@ class Point:
         if self.device.type == "cuda" and self.settings.mode != "blocking":
             return None, self._time_events(call, iterations)
         wait = self.device.type == "cuda"
-        self.group.transport.barrier(True)
-        call()  # leaves all ranks at about the same time
+        call()
         if wait:
             torch.cuda.synchronize()
+        self.group.transport.barrier(True)  # in a rooted collective a rank could run ahead
         stamps = [time.perf_counter()]
         for _ in range(iterations):
             call()
@@ -200,11 +207,12 @@ class Point:
         return stamps[0] * 1e6, [(t - stamps[0]) * 1e6 for t in stamps]
 
     def _time_events(self, call: Callable[[], None], iterations: int) -> list[float]:
-        """The device is kept busy while the host queues the calls, so that no launch gaps are timed; the call before the
-        first event brings all ranks together."""
+        """The device is kept busy while the host queues the calls, so that no launch gaps are timed; an all-reduce before
+        the first event brings all ranks together (in a rooted collective one could run ahead, and then wait long)."""
         events = [torch.cuda.Event(enable_timing=True) for _ in range(iterations + 1)]
         torch.cuda._sleep(int(2e9 * min(1.5 * iterations * self.host_s + 1e-3, 0.2)))  # cycles: about 2 GHz
-        call()
+        together = torch.zeros(1, device=self.device)
+        self.group.transport.all_reduce(together, together, "sum", True)
         events[0].record()
         for event in events[1:]:
             call()

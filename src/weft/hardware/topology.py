@@ -26,6 +26,8 @@ NO_PEER = {
 }
 # GB/s in one direction per lane of a PCIe generation, after line coding
 PCIE_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+# GB/s of one link and direction by NVML's number of the NVLink version (2.0, 2.2, 3.0, 3.1, 4.0: 25; 5.0: 50)
+NVLINK = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 25.0, 6: 25.0, 7: 50.0}
 SWITCH = 2  # NVML's type of a remote NVLink device
 
 
@@ -183,10 +185,20 @@ def _links(gpu: Gpu, handle: Any, nvml: Any) -> list[tuple[int, str]]:
             continue
     gpu.nvlinks, gpu.to_switches = len(found), sum(kind == SWITCH for kind, _ in found)
     if found:
-        with contextlib.suppress(nvml.NVMLError, AttributeError, IndexError):
-            (speed,) = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON])
-            gpu.nvlink_gb_s = speed.value.uiVal / 1000 or None
+        gpu.nvlink_gb_s = _link_speed(handle, nvml)
     return found
+
+
+def _link_speed(handle: Any, nvml: Any) -> float | None:
+    """GB/s of one NVLink and direction: what the driver says, else what its version of NVLink gives."""
+    for name in ("NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON", "NVML_FI_DEV_NVLINK_SPEED_MBPS_L0"):
+        with contextlib.suppress(nvml.NVMLError, AttributeError):
+            (speed,) = nvml.nvmlDeviceGetFieldValues(handle, [getattr(nvml, name)])
+            if not speed.nvmlReturn and speed.value.uiVal:
+                return speed.value.uiVal / 1000
+    with contextlib.suppress(nvml.NVMLError, AttributeError):
+        return NVLINK.get(nvml.nvmlDeviceGetNvLinkVersion(handle, 0))
+    return None
 
 
 def _pair(a: Gpu, b: Gpu, remotes: list[list[tuple[int, str]]], handles: list[Any], nvml: Any) -> Pair:

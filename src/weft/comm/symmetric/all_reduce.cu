@@ -5,7 +5,7 @@
 //                     second message (NCCL's LL protocol): half of the bandwidth, the least latency
 //   one_shot          every rank sends its whole input, then a flag a block behind a fence
 //   two_shot          every rank gets one part of every input, adds, and sends the sums: 2 (n - 1)/n instead of n - 1 sizes
-//   add_rms_norm      one_shot_flagged a row a block, then the residual is added and the row normalised, in registers
+//   add_rms_norm      one_shot, flagged or not, a row a block; then the residual is added and the row normalised, in registers
 //
 // All add in the order of the ranks, in fp32, so all ranks have the same bits. Calls are numbered on the device (a CUDA graph
 // replays them): odd and even calls use two halves of the buffers, so a call's data are overwritten two calls later, and to
@@ -92,17 +92,26 @@ __device__ __forceinline__ void finish(char *mine, u32 call) {
   }
 }
 
-// All ranks' blocks of this number have sent what comes before. `kind` 0 or 1.
-template <int N> __device__ __forceinline__ void meet(const Peers &peers, char *mine, const Layout &at, int kind, u32 call) {
+// A block tells the blocks of its number on the other ranks that what it has sent until now is there: flags only grow, MOMENTS
+// in each call. `kind` 0 or 1.
+constexpr u32 MOMENTS = 8;
+
+__device__ __forceinline__ u64 flags_of(int kind) { return 256 + u64(kind * MOST_BLOCKS + blockIdx.x) * MOST_RANKS * 4; }
+
+template <int N> __device__ __forceinline__ void tell(const Peers &peers, const Layout &at, int kind, u32 moment) {
   __syncthreads();
   const u32 r = threadIdx.x;
   if (r < N && r != at.rank) {
-    const u64 slot = 256 + u64(kind * MOST_BLOCKS + blockIdx.x) * MOST_RANKS * 4;
     asm volatile("fence.acq_rel.sys;" ::: "memory");
-    release(reinterpret_cast<void *>(base_of<N>(peers, r) + slot + at.rank * 4), call);
-    while (int(acquire(mine + slot + r * 4) - call) < 0) {  // another rank may be a call ahead
-    }
+    release(reinterpret_cast<void *>(base_of<N>(peers, r) + flags_of(kind) + at.rank * 4), moment);
   }
+}
+
+template <int N> __device__ __forceinline__ void await(const char *mine, const Layout &at, int kind, u32 moment) {
+  const u32 r = threadIdx.x;
+  if (r < N && r != at.rank)
+    while (int(acquire(mine + flags_of(kind) + r * 4) - moment) < 0) {  // another rank may be further
+    }
   __syncthreads();
 }
 
@@ -137,26 +146,36 @@ __global__ void __launch_bounds__(512)
   finish(mine, call);
 }
 
+// In `pieces` (up to MOMENTS): the next piece is sent before the last one is awaited and added.
 template <typename T, int N>
-__global__ void __launch_bounds__(512) one_shot(const T *x, T *out, char *mine, Peers peers, Layout at, i64 units) {
+__global__ void __launch_bounds__(512)
+    one_shot(const T *x, T *out, char *mine, Peers peers, Layout at, i64 units, int pieces) {
   constexpr int C = 16 / sizeof(T);
   const u32 call = begin(mine);
   const i64 half = at.data + (call & 1) * N * at.most;
-  const i64 each = (units + gridDim.x - 1) / gridDim.x;
-  const i64 from = blockIdx.x * each, to = min(from + each, units);
-  for (i64 u = from + threadIdx.x; u < to; u += blockDim.x) {
-    const Words<T, C> w = load<T, C>(x + u * C);
+  const i64 parts = i64(gridDim.x) * pieces, each = (units + parts - 1) / parts;
+  for (int piece = 0; piece <= pieces; piece++) {
+    if (piece < pieces) {
+      const i64 from = (i64(piece) * gridDim.x + blockIdx.x) * each, to = min(from + each, units);
+      for (i64 u = from + threadIdx.x; u < to; u += blockDim.x) {
+        const Words<T, C> w = load<T, C>(x + u * C);
 #pragma unroll
-    for (int r = 0; r < N; r++)
-      if (r != at.rank) store(reinterpret_cast<T *>(peers.base[r] + half + at.rank * at.most) + u * C, w);
-  }
-  meet<N>(peers, mine, at, 0, call);
-  for (i64 u = from + threadIdx.x; u < to; u += blockDim.x) {
-    float sum[C] = {};
+        for (int r = 0; r < N; r++)
+          if (r != at.rank) store(reinterpret_cast<T *>(peers.base[r] + half + at.rank * at.most) + u * C, w);
+      }
+      tell<N>(peers, at, 0, call * MOMENTS + piece);
+    }
+    if (piece > 0) {
+      await<N>(mine, at, 0, call * MOMENTS + piece - 1);
+      const i64 from = (i64(piece - 1) * gridDim.x + blockIdx.x) * each, to = min(from + each, units);
+      for (i64 u = from + threadIdx.x; u < to; u += blockDim.x) {
+        float sum[C] = {};
 #pragma unroll
-    for (int r = 0; r < N; r++)
-      add(sum, load<T, C>((r == at.rank ? x : reinterpret_cast<const T *>(mine + half + r * at.most)) + u * C));
-    store(out + u * C, pack<T, C>(sum));
+        for (int r = 0; r < N; r++)
+          add(sum, load<T, C>((r == at.rank ? x : reinterpret_cast<const T *>(mine + half + r * at.most)) + u * C));
+        store(out + u * C, pack<T, C>(sum));
+      }
+    }
   }
   finish(mine, call);
 }
@@ -176,7 +195,8 @@ __global__ void __launch_bounds__(512) two_shot(const T *x, T *out, char *mine, 
     for (i64 u = from + threadIdx.x; u < to; u += blockDim.x)
       store(there + u * C, load<T, C>(x + (r * part + u) * C));
   }
-  meet<N>(peers, mine, at, 0, call);
+  tell<N>(peers, at, 0, call * MOMENTS);
+  await<N>(mine, at, 0, call * MOMENTS);
   for (i64 u = from + threadIdx.x; u < to; u += blockDim.x) {
     float sum[C] = {};
 #pragma unroll
@@ -189,7 +209,8 @@ __global__ void __launch_bounds__(512) two_shot(const T *x, T *out, char *mine, 
     for (int r = 0; r < N; r++)  // sums lie behind the parts: half of `most` holds either
       if (r != at.rank) store(reinterpret_cast<T *>(peers.base[r] + half + at.rank * at.most + at.most / 2) + u * C, w);
   }
-  meet<N>(peers, mine, at, 1, call);
+  tell<N>(peers, at, 1, call * MOMENTS);
+  await<N>(mine, at, 1, call * MOMENTS);
 #pragma unroll
   for (int k = 1; k < N; k++) {
     const u32 r = (at.rank + k) % N;
@@ -202,14 +223,15 @@ __global__ void __launch_bounds__(512) two_shot(const T *x, T *out, char *mine, 
 
 // A row [width] a block, up to EACH units of 16 bytes a thread: h = (sum over the ranks of x) + residual, rounded, is written
 // to `hidden`; out = h / sqrt(mean(h^2) + eps) * weight.
-template <typename T, int N, int EACH>
+template <typename T, int N, int EACH, bool FLAGGED>
 __global__ void __launch_bounds__(1024)
     add_rms_norm(const T *x, const T *residual, const T *weight, T *out, T *hidden, char *mine, Peers peers, Layout at,
                  i64 units, float eps) {
   constexpr int C = 16 / sizeof(T);
   __shared__ float of_warp[32];
   const u32 call = begin(mine);
-  const i64 half = at.flagged + (call & 1) * N * at.flagged_most * 2, row = blockIdx.x * units;
+  const i64 most = FLAGGED ? at.flagged_most * 2 : at.most, row = blockIdx.x * units;
+  const i64 half = (FLAGGED ? at.flagged : at.data) + (call & 1) * N * most;
   Words<T, C> kept[EACH];
 #pragma unroll
   for (int k = 0; k < EACH; k++) {
@@ -218,10 +240,16 @@ __global__ void __launch_bounds__(1024)
       kept[k] = load<T, C>(x + (row + u) * C);
 #pragma unroll
       for (int r = 0; r < N; r++)
-        if (r != at.rank)
-          send_flagged(peers.base[r] + half + at.rank * at.flagged_most * 2 + (row + u) * 32, kept[k], call);
+        if (r != at.rank) {
+          const u64 there = peers.base[r] + half + at.rank * most;
+          if constexpr (FLAGGED)
+            send_flagged(there + (row + u) * 32, kept[k], call);
+          else
+            store(reinterpret_cast<T *>(there) + (row + u) * C, kept[k]);
+        }
     }
   }
+  if constexpr (!FLAGGED) tell<N>(peers, at, 0, call * MOMENTS);
   Words<T, C> scale[EACH], rest[EACH];  // asked for while the peers' data are in flight
 #pragma unroll
   for (int k = 0; k < EACH; k++) {
@@ -231,6 +259,7 @@ __global__ void __launch_bounds__(1024)
       scale[k] = load<T, C>(weight + u * C);
     }
   }
+  if constexpr (!FLAGGED) await<N>(mine, at, 0, call * MOMENTS);
   float squares = 0;
 #pragma unroll
   for (int k = 0; k < EACH; k++) {
@@ -238,10 +267,15 @@ __global__ void __launch_bounds__(1024)
     if (u < units) {
       float h[C] = {};
 #pragma unroll
-      for (int r = 0; r < N; r++)
-        add(h, r == at.rank
-                   ? kept[k]
-                   : receive_flagged<T, C>(u64(mine) + half + r * at.flagged_most * 2 + (row + u) * 32, call));
+      for (int r = 0; r < N; r++) {
+        const char *const here = mine + half + r * most;
+        if (r == at.rank)
+          add(h, kept[k]);
+        else if constexpr (FLAGGED)
+          add(h, receive_flagged<T, C>(u64(here) + (row + u) * 32, call));
+        else
+          add(h, load<T, C>(reinterpret_cast<const T *>(here) + (row + u) * C));
+      }
       add(h, rest[k]);
       kept[k] = pack<T, C>(h);
       store(hidden + (row + u) * C, kept[k]);

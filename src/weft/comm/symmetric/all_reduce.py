@@ -17,7 +17,12 @@ from weft.comm.symmetric.launches import ALGORITHMS, UNIT, Launches, buffer_byte
 MOST_BYTES = 8 << 20
 FLAGGED_BYTES = 1 << 20
 LEAST_MEASURED = 4 << 10
-BLOCKS = {"one_shot_flagged": (0,), "one_shot": (32, 64, 128, 256), "two_shot": (32, 64, 128, 256)}
+# (blocks, pieces) that are tried
+GRIDS = {
+    "one_shot_flagged": ((0, 1),),
+    "one_shot": ((32, 1), (64, 1), (128, 1), (256, 1), (128, 2), (128, 4), (256, 2), (256, 4)),
+    "two_shot": ((32, 1), (64, 1), (128, 1), (256, 1)),
+}
 IN_GRAPH, REPLAYS = 10, 7  # calls timed in a CUDA graph, and how often
 NCCL = "nccl"
 
@@ -29,6 +34,7 @@ class Choice:
     most_bytes: int
     algorithm: str
     blocks: int
+    pieces: int
     measured_us: dict[str, float]
 
 
@@ -68,7 +74,7 @@ class AllReduce:
         torch.cuda.synchronize()
         group.transport.barrier(True)  # no call before every buffer is zero
         large = "one_shot" if group.size == 2 else "two_shot"
-        self.choices = [Choice(64 << 10, "one_shot_flagged", 0, {}), Choice(most_bytes, large, 128, {})]
+        self.choices = [Choice(64 << 10, "one_shot_flagged", 0, 1, {}), Choice(most_bytes, large, 128, 1, {})]
         if measure:
             self.choices = self.measured()
 
@@ -76,24 +82,24 @@ class AllReduce:
         """The sum over the ranks of ``x`` (fp32, fp16, bf16, added in fp32), into ``out`` (by default a new tensor; may be
         ``x``). What the kernels do not take (unaligned, too large, other dtypes) goes to NCCL: :meth:`explain` says which."""
         out = torch.empty_like(x) if out is None else out
-        algorithm, blocks = self.explain(x)
+        algorithm, *grid = self.explain(x)
         if algorithm == NCCL or self.launches.refused(algorithm, out):
             self._nccl(x, out)
         else:
             self._in_turn()
-            self.launches(algorithm, x, out, blocks)
+            self.launches(algorithm, x, out, *grid)
         return out
 
-    def explain(self, x: Tensor) -> tuple[str, int]:
-        """The algorithm and blocks of a call; ``nccl`` where no kernel takes it or NCCL was measured faster."""
+    def explain(self, x: Tensor) -> tuple[str, int, int]:
+        """The algorithm, blocks and pieces of a call; ``nccl`` where no kernel takes it or NCCL was measured faster."""
         size = x.numel() * x.element_size()
         choice = next((c for c in self.choices if size <= c.most_bytes), None)
         if choice is None or choice.algorithm == NCCL:
-            return NCCL, 0
+            return NCCL, 0, 0
         for algorithm in (choice.algorithm, "one_shot"):  # an odd number of units does not divide for two_shot
             if not self.launches.refused(algorithm, x):
-                return algorithm, choice.blocks
-        return NCCL, 0
+                return algorithm, choice.blocks, choice.pieces
+        return NCCL, 0, 0
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
         """``hidden`` = the sum over the ranks of ``x`` + ``residual``; returns its RMSNorm times ``weight`` and ``hidden``.
@@ -103,18 +109,20 @@ class AllReduce:
             residual: the same on all ranks, as ``x``.
             weight: ``[width]``.
 
-        In one kernel up to 1 MiB of ``x``; beyond that the all-reduce, then ``weft.ops.add_rms_norm``.
+        In one kernel up to 256 rows (1 MiB where flags in the data are the faster way); beyond that the all-reduce, whose
+        result is rounded once more, then ``weft.ops.add_rms_norm``.
         """
         if x.shape != residual.shape or weight.shape != x.shape[-1:] or not x.dtype == residual.dtype == weight.dtype:
             raise ValueError(
                 f"x is {tuple(x.shape)} {x.dtype}, residual {tuple(residual.shape)} {residual.dtype}, weight "
                 f"{tuple(weight.shape)} {weight.dtype}; expected the same shape and dtype, and a weight of the last dimension"
             )
-        aligned = not any(self.launches.refused("one_shot_flagged", t) for t in (residual, weight))
-        if aligned and not self.launches.rows_refused(x):
+        flagged = self.explain(x)[0] == "one_shot_flagged"
+        aligned = not any(self.launches.refused("one_shot", t) for t in (residual, weight))
+        if aligned and not self.launches.rows_refused(x, flagged):
             out, hidden = torch.empty_like(x), torch.empty_like(x)
             self._in_turn()
-            self.launches.add_rms_norm(x, residual, weight, eps, out, hidden)
+            self.launches.add_rms_norm(x, residual, weight, eps, out, hidden, flagged)
             return out, hidden
         from weft import ops
 
@@ -152,15 +160,17 @@ class AllReduce:
         candidates: dict[str, Any] = {NCCL: partial(self._nccl, out, out)}
         for algorithm in ALGORITHMS:
             if not self.launches.refused(algorithm, x):
-                for blocks in BLOCKS[algorithm]:
-                    if blocks * 512 * UNIT <= 2 * size or blocks == BLOCKS[algorithm][0]:
-                        candidates[f"{algorithm}/{blocks}"] = partial(self.launches, algorithm, x, out, blocks)
+                for blocks, pieces in GRIDS[algorithm]:
+                    if blocks * pieces * 512 * UNIT <= 2 * size or (blocks, pieces) == GRIDS[algorithm][0]:
+                        call = partial(self.launches, algorithm, x, out, blocks, pieces)
+                        candidates[f"{algorithm}/{blocks}/{pieces}"] = call
         times = torch.tensor([self._graph_us(call) for call in candidates.values()], device=self.device)
         self.group.transport.all_reduce(times, times, "max", True)
         found = dict(zip(candidates, times.tolist(), strict=True))
         best = min(found, key=lambda name: found[name])
-        chosen, _, grid = best.partition("/")
-        return Choice(size, chosen, int(grid or 0), found)
+        chosen, *grid = best.split("/")
+        blocks, pieces = map(int, grid or (0, 0))
+        return Choice(size, chosen, blocks, pieces, found)
 
     def _graph_us(self, call: Any) -> float:
         """Microseconds of a call in a CUDA graph of several."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned
+from weft.operators.cuda import CTYPES, CudaPlan, flags, pointer_aligned
 
 SOURCE = Path(__file__).with_name("all_reduce.cu")
 MOST_RANKS, MOST_BLOCKS = 8, 256  # as in all_reduce.cu
@@ -17,6 +17,7 @@ ALGORITHMS = ("one_shot_flagged", "one_shot", "two_shot")
 FLAGS_END = 256 + 2 * MOST_BLOCKS * MOST_RANKS * 4  # bytes: the call's number, then flags of two meetings
 UNIT = 16  # bytes of a thread's access
 MOST_EACH = 4  # units a thread has of a row
+MOST_PIECES = 8  # as MOMENTS in all_reduce.cu
 
 
 class Peers(ctypes.Structure):
@@ -74,8 +75,12 @@ class Launches:
             return f"{size:,} bytes do not divide into {self.ranks} parts of 16 bytes"
         return ""
 
-    def __call__(self, algorithm: str, x: Tensor, out: Tensor, blocks: int = 0) -> None:
+    def __call__(self, algorithm: str, x: Tensor, out: Tensor, blocks: int = 0, pieces: int = 1) -> None:
         """Queues one call on the current stream; ``out`` may be ``x``. All ranks make the same one.
+
+        Args:
+            blocks: the most that are launched (0: 128).
+            pieces: of one_shot, in which what is sent overlaps with what is added.
 
         Raises:
             ValueError: an algorithm that does not take this tensor.
@@ -83,37 +88,41 @@ class Launches:
         if reason := self.refused(algorithm, x) or self.refused(algorithm, out):
             raise ValueError(f"symmetric all_reduce by {algorithm}: {reason}")
         if x.numel():
-            self._plan(algorithm, x.dtype, x.numel() * x.element_size() // UNIT, blocks)(x, out, self.mine)
+            units = x.numel() * x.element_size() // UNIT
+            self._plan(algorithm, x.dtype, units, blocks, pieces)(x, out, self.mine)
 
-    def _made(self, algorithm: str, dtype: torch.dtype, units: int, blocks: int) -> CudaPlan:
+    def _made(self, algorithm: str, dtype: torch.dtype, units: int, blocks: int, pieces: int) -> CudaPlan:
         block = 256 if units <= 4096 else 512
         each = 1 if algorithm == "one_shot_flagged" else 2
         of_rank = units // self.ranks if algorithm == "two_shot" else units
         grid = min(blocks or 128, max(-(-of_rank // (block * each)), 1), MOST_BLOCKS)
-        expression = f"{algorithm}<{CTYPES[dtype]}, {self.ranks}>"
-        return CudaPlan(SOURCE, expression, (grid, 1), block, [self._peers, self._layout, ctypes.c_int64(units)])
+        scalars: list[Any] = [self._peers, self._layout, ctypes.c_int64(units)]
+        if algorithm == "one_shot":
+            scalars.append(ctypes.c_int(min(pieces, MOST_PIECES)))
+        return CudaPlan(SOURCE, f"{algorithm}<{CTYPES[dtype]}, {self.ranks}>", (grid, 1), block, scalars)
 
-    def rows_refused(self, x: Tensor) -> str:
-        """Why :meth:`add_rms_norm` does not take ``x [rows, width]``."""
-        units = x.shape[-1] * x.element_size() // UNIT
-        if x.shape[-1] * x.element_size() % UNIT or units > 1024 * MOST_EACH:
-            return f"a row of {x.shape[-1]:,}; expected a multiple of 16 bytes, up to {1024 * MOST_EACH * UNIT:,} bytes"
-        return self.refused("one_shot_flagged", x)
+    def rows_refused(self, x: Tensor, flagged: bool) -> str:
+        """Why :meth:`add_rms_norm` does not take ``x [rows, width]``; empty where it does."""
+        width = x.shape[-1] * x.element_size()
+        if width % UNIT or width > 1024 * MOST_EACH * UNIT:
+            return f"a row of {width:,} bytes; expected a multiple of 16, up to {1024 * MOST_EACH * UNIT:,}"
+        if not flagged and x.numel() // x.shape[-1] > MOST_BLOCKS:
+            return f"{x.numel() // x.shape[-1]:,} rows; expected up to {MOST_BLOCKS}"
+        return self.refused("one_shot_flagged" if flagged else "one_shot", x)
 
     def add_rms_norm(
-        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, hidden: Tensor
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor, hidden: Tensor, flagged: bool = True
     ) -> None:
         """``hidden`` = the sum of ``x`` + ``residual``, ``out`` = its RMSNorm times ``weight [width]``; all
-        ``[rows, width]``."""
-        if reason := self.rows_refused(x):
+        ``[rows, width]``. ``flagged``: by flags in the data, for few bytes."""
+        if reason := self.rows_refused(x, flagged):
             raise ValueError(f"symmetric add_rms_norm: {reason}")
         if x.numel():
             rows, units = x.numel() // x.shape[-1], x.shape[-1] * x.element_size() // UNIT
-            self._rows(x.dtype, rows, units, eps)(x, residual, weight, out, hidden, self.mine)
+            self._rows(x.dtype, rows, units, eps, flagged)(x, residual, weight, out, hidden, self.mine)
 
-    def _made_rows(self, dtype: torch.dtype, rows: int, units: int, eps: float) -> CudaPlan:
+    def _made_rows(self, dtype: torch.dtype, rows: int, units: int, eps: float, flagged: bool) -> CudaPlan:
         block = min(1024, -(-units // 32) * 32)
-        each = -(-units // block)
-        expression = f"add_rms_norm<{CTYPES[dtype]}, {self.ranks}, {each}>"
+        expression = f"add_rms_norm<{CTYPES[dtype]}, {self.ranks}, {-(-units // block)}, {flags(flagged)}>"
         scalars: list[Any] = [self._peers, self._layout, ctypes.c_int64(units), ctypes.c_float(eps)]
         return CudaPlan(SOURCE, expression, (rows, 1), block, scalars)
