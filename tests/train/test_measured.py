@@ -103,6 +103,9 @@ def test_ladder_has_each_technique_alone(settings, monkeypatch):
     assert [r["technique"] for r in json.loads(data.read_text())["rungs"]] == list(by_name)
     html = page.read_text()
     assert "act. checkpointing" in html and not re.search(r"<(script|link)[^>]+(src|href)=", html)
+    in_bf16 = {r.technique: r for r in ablation.ladder(dataclasses.replace(settings, amp="bf16"), 6)}
+    assert list(in_bf16) == [name for name in by_name if name != "amp bf16"]
+    assert in_bf16["baseline"].loss == pytest.approx(by_name["amp bf16"].loss, rel=1e-5)
     with pytest.raises(ValueError, match="at least 5"):
         ablation.ladder(settings, 4)
     with pytest.raises(ValueError, match="one device"):

@@ -17,10 +17,10 @@ from weft.train import memory, ranks
 from weft.train.loop import train
 from weft.train.settings import Settings
 
-OFF: dict[str, Any] = {  # the run that techniques are compared with
+OFF: dict[str, Any] = {  # the run that techniques are compared with, where the settings say nothing else
     "amp": "none", "tf32": False, "cudnn_benchmark": False, "channels_last": False, "accumulate": 1,
     "checkpoint_activations": False, "compile": False, "cuda_graph": False, "operators": "torch", "optimizer": "adamw",
-    "prefetch": False, "parallel": "none", "resume": False, "fp8": False, "tensor_parallel": 1,
+    "prefetch": False, "fp8": False,
 }  # fmt: skip
 TECHNIQUES: dict[str, dict[str, Any]] = {
     "amp bf16": {"amp": "bf16"},
@@ -66,6 +66,7 @@ class Rung:
 
 def ladder(settings: Settings, steps: int, say: Callable[[str], None] = lambda text: None) -> list[Rung]:
     """The baseline, each technique that the job has alone, and those that go together; the same data, weights and steps.
+    The baseline has what the settings switch on: of ``amp="bf16"`` all rungs are in bf16.
 
     Raises:
         ValueError: fewer than 5 steps; more than one rank.
@@ -74,12 +75,18 @@ def ladder(settings: Settings, steps: int, say: Callable[[str], None] = lambda t
         raise ValueError(f"ablate is {steps} steps; expected at least 5, of which the first 3 are not timed")
     if settings.parallel != "none" or getattr(settings, "tensor_parallel", 1) > 1:
         raise ValueError("ablate runs on one device; expected parallel=none and tensor_parallel=1")
-    has = {f.name for f in dataclasses.fields(settings)}
-    off = {name: value for name, value in OFF.items() if name in has}
-    off |= {"steps": steps + 1} if "steps" in has else {}  # the last step would validate
+    default = {f.name: f.default for f in dataclasses.fields(settings)}
+    off = {name: value for name, value in OFF.items() if name in default and getattr(settings, name) == default[name]}
+    off |= {"resume": False} | ({"steps": steps + 1} if "steps" in default else {})  # the last step would validate
     plain = dataclasses.replace(settings, **off)
     on_gpu = ranks.choose_device(settings.device).type == "cuda"
-    chosen = {name: change for name, change in TECHNIQUES.items() if change.keys() <= has}
+    chosen = {
+        name: change
+        for name, change in TECHNIQUES.items()
+        if change.keys() <= default.keys() and any(getattr(plain, key) != value for key, value in change.items())
+    }
+    if plain.compile or plain.cuda_graph:  # not both at once
+        chosen = {name: change for name, change in chosen.items() if not {"compile", "cuda_graph"} & change.keys()}
     together = {
         k: v
         for name in TOGETHER
