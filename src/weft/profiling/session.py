@@ -94,6 +94,13 @@ class profile:
             self._start()
 
     def _start(self) -> None:
+        from torch import version
+
+        if version.cuda and tuple(map(int, version.cuda.split(".")[:2])) >= (
+            12,
+            6,
+        ):  # before, graphs and teardown crash
+            os.environ.setdefault("TEARDOWN_CUPTI", "1")  # else each launch afterwards costs the host 2 µs more
         self._profiler.start()
         self._running = True
 

@@ -112,8 +112,11 @@ class _Enough(Exception):
 
 def _measured(name: str, settings: Settings, steps: int) -> Rung:
     gc.collect()  # models and graphs of the rung before
-    if torch.cuda.is_available():
+    on_gpu = ranks.choose_device(settings.device).type == "cuda"
+    if on_gpu:
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
+    left = torch.cuda.memory_allocated() if on_gpu else 0  # of the caller
     torch._dynamo.reset()
     seen: list[tuple[float, float]] = []
 
@@ -130,8 +133,7 @@ def _measured(name: str, settings: Settings, steps: int) -> Rung:
         raise
     except RuntimeError as error:  # of the technique: out of memory, no compiler
         return Rung(name, why_not=str(error).splitlines()[0][:60])
-    on_gpu = ranks.choose_device(settings.device).type == "cuda"
-    peak = torch.cuda.max_memory_allocated() if on_gpu else memory.predict(settings).peak
+    peak = torch.cuda.max_memory_allocated() - left if on_gpu else memory.predict(settings).peak
     timed = sorted(ms for ms, _ in seen[3:])
     tail = [loss for _, loss in seen[-max(1, len(seen) // 10) :]]
     return Rung(name, timed[len(timed) // 2], None, peak, sum(tail) / len(tail))

@@ -33,9 +33,7 @@ class Block(nn.Module):
     """``qkv`` has the rows of one key head after another, each group's queries, key and value, and ``gate`` and ``up`` are two
     layers: so a rank of tensor parallelism holds whole heads and the same hidden units in a plain shard of rows."""
 
-    def __init__(
-        self, width: int, heads: int, kv_heads: int, operators: str, deterministic: bool, fp8: bool
-    ) -> None:  # fmt: skip
+    def __init__(self, width: int, heads: int, kv_heads: int, operators: str, deterministic: bool, fp8: bool) -> None:
         super().__init__()
         self.group, self.head_dim = heads // kv_heads, width // heads  # queries that share a key head
         self.operators, self.deterministic = operators, deterministic
@@ -43,41 +41,53 @@ class Block(nn.Module):
         self.attention_norm, self.mlp_norm = Norm(width, operators), Norm(width, operators)
         self.qkv = linear(width, (heads + 2 * kv_heads) * self.head_dim, fp8)
         self.out = linear(width, width, fp8)
-        self.gate, self.up, self.down = (
-            linear(width, hidden, fp8),
-            linear(width, hidden, fp8),
-            linear(hidden, width, fp8),
-        )
+        self.gate, self.up = linear(width, hidden, fp8), linear(width, hidden, fp8)
+        self.down = linear(hidden, width, fp8)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         b, s, _ = x.shape  # x [B, S, C], cos and sin [S, D/2]
-        qkv = self.qkv(self.attention_norm(x)).unflatten(
-            -1, (-1, self.group + 2, self.head_dim)
-        )  # [B, S, G, H/G + 2, D]
+        qkv = self.qkv(self.attention_norm(x))
+        qkv = qkv.unflatten(-1, (-1, self.group + 2, self.head_dim))  # [B, S, G, H/G + 2, D]
         q, k, v = qkv.split((self.group, 1, 1), dim=3)
         q, k, v = q.flatten(2, 3), k.squeeze(3), v.squeeze(3)  # [B, S, H, D], [B, S, G, D] twice
         cos, sin = cos.to(q.dtype), sin.to(q.dtype)
+        x = x + self.out(self.attended(q, k, v, cos, sin).transpose(1, 2).reshape(b, s, -1))
+        h = self.mlp_norm(x)
+        return x + self.down(self.gated(self.gate(h), self.up(h)))
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Of tokens ``[B, S, heads, D]`` what each head reads, ``[B, H, S, D]``."""
         if self.operators == "weft":
             from weft import ops
 
             q, k = ops.rotary_embedding(q, k, cos, sin)
-            q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-            y = ops.attention(q, k, v, causal=True, deterministic=self.deterministic)  # [B, H, S, D]
-            x = x + self.out(y.transpose(1, 2).reshape(b, s, -1))
-            h = self.mlp_norm(x)
-            return x + self.down(ops.swiglu(self.gate(h), self.up(h)))  # of [B, S, F] twice
-        q, k, v = (t.transpose(1, 2) for t in (rotated(q, cos, sin), rotated(k, cos, sin), v))
+        else:
+            q, k = rotated(q, cos, sin), rotated(k, cos, sin)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        if self.operators != "torch":
+            from weft import ops
+
+            y: Tensor = ops.attention(q, k, v, causal=True, deterministic=self.deterministic)
+            return y
         if q.dtype == torch.float32:  # in which PyTorch's fused kernel knows no groups, and all scores would be stored
             k, v = (t.repeat_interleave(self.group, 1) for t in (k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1])
-        x = x + self.out(y.transpose(1, 2).reshape(b, s, -1))
-        h = self.mlp_norm(x)
-        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1])
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        if self.operators == "weft":
+            from weft import ops
+
+            y: Tensor = ops.swiglu(gate, up)
+            return y
+        if self.operators == "outline":
+            return checkpoint(swiglu, gate, up, use_reentrant=False)
+        return swiglu(gate, up)
 
 
 class Decoder(nn.Module):
     """Args: vocabulary V; the widths as ``GptSettings`` has them; ``recompute``: each block runs again in backward; ``fp8``:
-    products of the blocks as :class:`weft.nn.Linear` makes them."""
+    products of the blocks as :class:`weft.nn.Linear` makes them. ``operators``: weft, torch, or outline, PyTorch's that keep
+    for backward what weft's keep, where fake tensors would see references that keep more."""
 
     def __init__(
         self, vocabulary: int, length: int, layers: int, width: int, heads: int, kv_heads: int,
@@ -110,7 +120,7 @@ class Decoder(nn.Module):
         """Tokens and the ones after them, ``[B, S]`` → the sum of the losses ``[]`` of targets that are not -100."""
         h = self.hidden(x).flatten(0, 1)  # [B S, C]
         target = y.flatten()
-        if self.operators == "weft":
+        if self.operators != "torch":
             from weft import ops
 
             head = whole(self.head.weight)
@@ -130,6 +140,10 @@ def linear(inputs: int, outputs: int, fp8: bool) -> nn.Linear:
 def whole(weight: Tensor) -> Tensor:
     """A weight that every rank of tensor parallelism holds, as a plain tensor; any other as it is."""
     return weight.to_local() if hasattr(weight, "to_local") else weight
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ def predict(settings: Settings, limit: int | None = None, device: torch.device |
     """Predicts the peak of two steps (the second has the optimizer's state), and below ``limit`` bytes what would fit.
 
     The CUDA context and what the allocator holds in reserve come on top. On a CPU operators are PyTorch's, whatever the
-    settings say; of a GPU weft's are those that a compiler would see.
+    settings say.
     """
     device = device or torch.device("cpu")
     if device.type == "cuda":
@@ -67,7 +67,8 @@ def tracked(settings: Settings, made: Job, device: torch.device) -> tuple[int, d
         warnings.simplefilter("ignore")  # fake tensors and the tracker's hooks
         with device:
             recompute = getattr(settings, "checkpoint_activations", False)
-            model = made.plain(recompute, settings.operators if device.type == "cuda" else "torch")
+            ours = settings.operators == "weft" and made.name == "gpt" and device.type == "cuda"
+            model = made.plain(recompute, "outline" if ours else "torch")
         optimizer = Fused(model.parameters(), settings.optimizer)
         x, y = (t.to(device) for t in made.example(-(-settings.batch // settings.accumulate)))
         tracker = MemTracker()
@@ -97,8 +98,8 @@ def workspace(device: torch.device) -> int:
     """Bytes that PyTorch gives to cuBLAS for good in the first products of a process, measured."""
     torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_allocated(device)
-    x = torch.ones(64, 64, device=device)
-    torch.addmm(x[0], x, x.mm(x))  # by cuBLAS and by cublasLt
+    x = torch.ones(64, 64, device=device, requires_grad=True)
+    x.mm(x).sum().backward()  # in two threads, which have a workspace each
     del x
     torch.cuda.synchronize(device)
     return torch.cuda.memory_allocated(device) - before
