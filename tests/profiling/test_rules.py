@@ -66,6 +66,29 @@ def test_rates_of_our_operators_forward_and_backward():
     assert rows["AttentionBackward", "backward"].flops_per_s == pytest.approx(2.5 * scores / 100e-6)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(
+    ("name", "heads_first", "at", "value"),
+    [
+        ("_efficient_attention_forward", False, 9, "1"),
+        ("_efficient_attention_backward", False, 14, "1"),
+        ("_flash_attention_backward", False, 11, "True"),
+        ("_cudnn_attention_forward", True, 10, "True"),
+    ],
+)
+def test_flops_of_pytorchs_attention(name, heads_first, at, value, causal):
+    q, k = ((2, 8, 256, 64), (2, 4, 256, 64)) if heads_first else ((2, 256, 8, 64), (2, 256, 4, 64))
+    backward = name.endswith("backward")
+    concrete = [""] * 20
+    concrete[at] = value if causal else "0"
+    t = MadeTrace()
+    t.op(f"aten::{name}", 0, 20, [*([q] if backward else []), q, k, k], **{"Concrete Inputs": concrete})
+    t.kernel(5, 10, 100)
+    whole = 2 * 2 * 2 * 8 * 256 * 256 * 64 * (2.5 if backward else 1)
+    (row,) = t.profile(LIMITS).rows
+    assert row.flops_per_s == pytest.approx((whole / 2 if causal else whole) / 100e-6)
+
+
 def test_without_launches_the_external_id_leads_to_the_operator():
     t = MadeTrace()
     t.op("aten::mm", 0, 10, [(8, 8), (8, 8)], **{"External id": 41})

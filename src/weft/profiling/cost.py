@@ -5,6 +5,7 @@ is not listed has no known work. FLOPs count a multiply-add twice, as :class:`we
 """
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,13 +35,17 @@ CONVOLUTIONS = (
     "convolution_overrideable",
 )
 PADDING_FIRST = ("cudnn_convolution", "mkldnn_convolution")
-ATTENTION = (
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_flash_attention_forward",
-    "_scaled_dot_product_flash_attention_for_cpu",
-)
+ATTENTION = re.compile(r"_(scaled_dot_product_)?(flash|efficient|cudnn)_attention(_for_cpu)?(_forward)?(_backward)?")
+CAUSAL = {  # where is_causal, or the kind of mask, stands among the arguments
+    "_flash_attention_forward": 8,
+    "_flash_attention_backward": 11,
+    "_efficient_attention_forward": 9,
+    "_efficient_attention_backward": 14,
+    "_cudnn_attention_forward": 10,
+    "_cudnn_attention_backward": 14,
+    "_scaled_dot_product_flash_attention_for_cpu": 4,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": 7,
+}
 # one output, of the broadcast shape and the first input's dtype
 ELEMENTWISE = frozenset(
     """
@@ -48,6 +53,7 @@ ELEMENTWISE = frozenset(
     minimum threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward mse_loss addcmul addcdiv
     lerp masked_fill native_dropout_backward _softmax _log_softmax _softmax_backward_data
     _log_softmax_backward_data native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm copy_ clone
+    _fused_rms_norm _fused_rms_norm_backward native_layer_norm_backward
     leaky_relu
     """.split()  # noqa: SIM905
 )
@@ -68,8 +74,8 @@ def of(name: str, args: dict[str, Any]) -> Cost | None:
         return _convolution(base, tensors, args.get("Concrete Inputs"))
     if base == "convolution_backward" and len(tensors) >= 3:
         return _convolution_backward(tensors[:3])
-    if base in ATTENTION and len(tensors) >= 3:
-        return _attention(tensors[:3])
+    if ATTENTION.fullmatch(base):
+        return _pytorchs_attention(base, tensors, args.get("Concrete Inputs"))
     if base == "Attention":
         return _attention(_heads(tensors))
     if base in OURS:
@@ -85,10 +91,7 @@ def of_backward(name: str, args: dict[str, Any]) -> Cost | None:
     """The work of the gradient of one of weft's operators, by the shapes of its forward call."""
     tensors = _tensors(args.get("Input Dims"), args.get("Input type"))
     if name == "Attention":
-        found = _attention(_heads(tensors))
-        # five products in place of two, at most: scores, and the gradients of scores, q, k and v
-        flops = {kind: 2.5 * n for kind, n in found.matrix_flops.items()} if found else {}
-        return found and Cost(found.reads + 2 * found.writes, found.reads, flops)
+        return _gradients(_attention(_heads(tensors)))
     large = _large(tensors)
     if name not in OURS or not large:
         return None
@@ -99,8 +102,8 @@ def of_backward(name: str, args: dict[str, Any]) -> Cost | None:
 
 
 def _heads(tensors: Sequence[tuple[Shape, str] | None]) -> list[tuple[Shape, str]]:
-    """q, k and v of four dimensions, which lead the tensors of a call."""
-    return [t for t in tensors if t and len(t[0]) == 4][:3]
+    """q, k and v, which lead the tensors of four dimensions."""
+    return [t for t in tensors if t and len(t[0]) == 4]
 
 
 def _large(tensors: Sequence[tuple[Shape, str] | None]) -> list[tuple[Shape, str]]:
@@ -189,13 +192,35 @@ def _integers(text: Any) -> list[int] | None:
 
 
 def _attention(tensors: Sequence[tuple[Shape, str] | None]) -> Cost | None:
-    """Of q, k, v [B, H, S, D]: both products, counted in full (a causal mask is not in the trace)."""
+    """Of q, k, v [B, H, S, D]: both products, as if nothing were masked."""
     q, k, v = (*tensors, None, None, None)[:3]
     if q is None or k is None or v is None or not len(q[0]) == len(k[0]) == len(v[0]) == 4:
         return None
     (b, h, s, d), keys = q[0], k[0][2]
     flops = 2.0 * b * h * s * keys * (d + v[0][3])
     return Cost(_size(q) + _size(k) + _size(v), b * h * s * v[0][3] * BYTES[q[1]], {q[1]: flops})
+
+
+def _pytorchs_attention(base: str, tensors: Sequence[tuple[Shape, str] | None], concrete: Any) -> Cost | None:
+    """The outer operators have [B, H, S, D], the inner ones [B, S, H, D]; a backward's first tensor is the gradient."""
+    backward = base.endswith("_backward")
+    found = _heads(tensors)[backward:]
+    if base.startswith(("_flash", "_efficient")):
+        found = [((b, h, s, d), kind) for (b, s, h, d), kind in found]
+    work = _attention(found)
+    at = CAUSAL.get(base)
+    if work and at is not None and isinstance(concrete, list) and concrete[at : at + 1] in (["True"], ["1"]):
+        work = Cost(work.reads, work.writes, {kind: n / 2 for kind, n in work.matrix_flops.items()})
+    return _gradients(work) if backward else work
+
+
+def _gradients(forward: Cost | None) -> Cost | None:
+    """Five products in place of two: the scores again, and the gradients of scores, q, k and v. Reads q, k, v, the result and
+    its gradient; writes three gradients."""
+    if forward is None:
+        return None
+    flops = {kind: 2.5 * n for kind, n in forward.matrix_flops.items()}
+    return Cost(forward.reads + 2 * forward.writes, forward.reads, flops)
 
 
 def _elementwise(base: str, tensors: Sequence[tuple[Shape, str]]) -> Cost | None:
