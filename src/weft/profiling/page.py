@@ -109,7 +109,8 @@ def _operators(p: Profile) -> list[Any]:
             "rate": si(row.flops_per_s, "FLOP/s") if row.flops_per_s else si(row.bytes_per_s, "B/s"),
             "share of ceiling": percent(row.share_of_ceiling),
         }
-        made.append(Bar(_name(row.operator), ms, percent(row.share), True, tip))
+        name = f"{_name(row.operator, 10)} backward" if row.phase == "backward" else _name(row.operator)
+        made.append(Bar(name, ms, percent(row.share), True, tip))
     top = made[0].value
     figure = bars([("", made)], axis="ms", end=top * 1.18, ticks={t: figures(t) for t in round_ticks(top)})
     first = shown[0]
