@@ -227,7 +227,7 @@ def test_mistakes_are_told_in_a_line(learn, tmp_path):
     assert learn("check", "--dir", str(tmp_path))[0] == 2
     assert learn("test-out", "99")[0] == 2
     code, said = learn("show")
-    assert code == 2 and "no Triton kernel" in said
+    assert code == 2 and "has no kernel" in said
     assert learn("progress", "--import", "missing.json")[0] == 2
 
 

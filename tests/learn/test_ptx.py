@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
-from weft.learn import cuda
+from weft.learn import course, cuda, pictures
 from weft.learn.checks import Checks, Rejected
 
 RNG = np.random.default_rng(7)
@@ -276,3 +276,15 @@ def test_a_kernel_on_a_gpu():
     made.timed(t, (n // 64,), (64,), [x, y, n], {1: 2 * x}, at_least=0.5, n=n)
     with pytest.raises(Rejected, match="failed on the GPU: CUDA_ERROR_ILLEGAL_ADDRESS"):
         made.timed(t, (1 << 20,), (64,), [x[:64], y[:64], 1 << 26], {}, at_least=0.0, n=n)
+
+
+def test_warps_are_drawn():
+    t, made, (x, y, n) = scaled(128)
+    t.traced = 3
+    made.launch((2,), (64,), x, y, n)
+    (launch,) = t.kernels
+    drawn = "\n".join(line for line, _ in pictures.terminal(launch, "en", 80))
+    assert "k: 2 blocks" in drawn and "A is warp 0, B warp 1" in drawn and "0 more for bank conflicts" in drawn
+    rows = [line.split()[1:] for line in drawn.splitlines()[3:] if line.split()[:1] in (["0"], ["32"], ["64"], ["96"])]
+    assert rows == [[letter] * 32 for letter in "ABC."] * 2
+    assert 'title="元素 33: warp 1"' in pictures.page(launch, course.find("day5/transpose"), "zh")

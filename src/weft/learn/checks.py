@@ -41,6 +41,8 @@ class Checks:
         self.running, self.sources = running, sources or {}
         self.notes: list[Text] = []
         self.printed: list[str] = []  # by CUDA kernels
+        self.kernels: list[dict[str, Any]] = []  # what launches of CUDA kernels did, as ``launches``
+        self.traced = 0  # warps whose accesses are kept
         self.limit: dict[str, str] = {}
         self.machine: dict[str, Any] = {}
         self.reached: set[str] = set()  # the stages that were checked

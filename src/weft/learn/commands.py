@@ -299,8 +299,10 @@ def show(
     session = Session(folder, language)
     state = progress.load(session.workspace.folder)
     exercise = session.exercise(which, state)
-    if exercise.kind != "triton":
-        raise ValueError(f"{exercise.id} has no Triton kernel; `weft learn show` draws what a kernel's programs access")
+    if exercise.kind not in ("triton", "cuda"):
+        raise ValueError(
+            f"{exercise.id} has no kernel; `weft learn show` draws what a kernel's programs or warps access"
+        )
     with Servers() as servers:
         options = {"trace": pictures.PROGRAMS}
         verdict = judge.judge(exercise, session.workspace.paths(exercise), servers.of(exercise), options=options)

@@ -1,13 +1,14 @@
 """CUDA C++ of an exercise: compiled by NVRTC and run by the interpreter of PTX, without a GPU; timed where there is one."""
 
 import functools
+import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ class Kernel:
     name: str
     parameters: tuple[str, ...]
     problems: list[Text]
-    say: Callable[[str], None]  # takes what printf wrote
+    t: Checks
 
     def launch(
         self,
@@ -50,7 +51,16 @@ class Kernel:
         """
         try:
             done = ptx.launch(
-                self.module, self.entry, grid, block, args, self.parameters, shared_bytes, seed, time_limit_s
+                self.module,
+                self.entry,
+                grid,
+                block,
+                args,
+                self.parameters,
+                shared_bytes,
+                seed,
+                time_limit_s,
+                self.t.traced,
             )
         except ptx.Stopped as stopped:
             raise Rejected(
@@ -63,7 +73,11 @@ class Kernel:
         except ptx.Unsupported as error:
             raise Rejected("run", Text(f"cannot be interpreted here: {error}", f"这里无法解释执行：{error}")) from None
         self.problems += done.problems
-        self.say(done.printed)
+        self.t.printed.append(done.printed)
+        counts = {**asdict(done.counts), "programs": math.prod(grid) * -(-math.prod(block) // 32)}
+        problems = [[problem.en, problem.zh] for problem in done.problems]
+        shown = {"kernel": self.name, "grid": list(grid), "unit": "warp", "counts": counts, "problems": problems}
+        self.t.kernels.append({**shown, "trace": done.trace})
         return done.counts
 
     def timed(
@@ -144,7 +158,7 @@ def kernel(t: Checks, name: str) -> Kernel:
         raise Rejected("run", Text(f"the file has no kernel {name}: {head}", f"文件里没有内核 {name}：{head}"))
     module, entry = _compiled(source, name)
     parameters = tuple(re.findall(r"(\w+)\s*(?:\[\s*\])?\s*(?:,|$)", found[1].strip()))
-    return Kernel(source, module, entry, name, parameters, [], t.printed.append)
+    return Kernel(source, module, entry, name, parameters, [], t)
 
 
 def _code(source: str) -> str:

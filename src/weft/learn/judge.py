@@ -130,6 +130,7 @@ def _stages(
     running = None
     t = checks.Checks(sources=sources, seed=seed)
     t.reached = verdict.reached
+    t.traced = (options or {}).get("trace", 0)
     try:
         learner = None
         if source is not None:
@@ -172,6 +173,7 @@ def _stages(
         raise Rejected("run", _how(failed, source or "", exercise), *_commented(source or "", failed)) from None
     finally:
         verdict.printed = verdict.printed or "".join(t.printed)
+        verdict.launches = verdict.launches or t.kernels
         if running is not None:
             verdict.printed = verdict.printed or running.printed()
             verdict.launches = verdict.launches or running.all_launches

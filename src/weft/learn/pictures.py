@@ -6,7 +6,7 @@ letter the program that touched it, ``*`` several programs, ``.`` none.
 
 import html
 from collections import defaultdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from weft.learn.course import Exercise
 from weft.learn.language import Text
@@ -16,6 +16,19 @@ ROWS = 16
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 STYLES = ("cyan", "green", "yellow", "magenta", "blue", "red")
 COLOURS = ("#4477aa", "#228833", "#ccbb44", "#aa3377", "#66ccee", "#ee6677")
+
+
+class Unit(NamedTuple):
+    """What a letter stands for, and what a grid counts."""
+
+    one: Text
+    many: Text
+
+
+UNITS = {
+    "program": Unit(Text("program", "程序"), Text("programs", "个程序")),
+    "warp": Unit(Text("warp", "warp"), Text("blocks", "个线程块")),
+}
 KINDS = {"load": Text("loads", "加载"), "store": Text("stores", "存储"), "atomic": Text("atomics", "原子操作")}
 
 
@@ -53,8 +66,9 @@ def terminal(launch: dict[str, Any], language: str, width: int) -> list[tuple[st
     """Lines and their styles."""
     counts = launch["counts"]
     size = "×".join(str(n) for n in launch["grid"] if n > 1) or "1"
+    unit = UNITS[launch.get("unit", "program")]
     lines = [
-        (f"  {launch['kernel']}: {Text(f'{size} programs', f'{size} 个程序')[language]}", "bold"),
+        (f"  {launch['kernel']}: {Text(f'{size} {unit.many.en}', f'{size} {unit.many.zh}')[language]}", "bold"),
         (
             Text(
                 f"  {counts['bytes_read']:,} bytes read in {counts['sectors_read']:,} sectors of 32, "
@@ -65,6 +79,13 @@ def terminal(launch: dict[str, Any], language: str, width: int) -> list[tuple[st
             "dim",
         ),
     ]
+    if "conflicts" in counts:
+        shared, more = f"{counts['shared_accesses']:,}", f"{counts['conflicts']:,}"
+        said = Text(
+            f"  {shared} accesses of warps to shared memory, {more} more for bank conflicts",
+            f"  warp 访问共享内存 {shared} 次，bank 冲突另加 {more} 次",
+        )
+        lines.append((said[language], "dim"))
     for (tensor, kind), (shape, touched, at) in cells(launch).items():
         rows, across, each = grid(shape, max(8, (width - 12) // 2))
         row_elements = shape[-1] if len(shape) > 1 else min(32, max(1, shape[0]) if shape else 1)
@@ -87,8 +108,8 @@ def terminal(launch: dict[str, Any], language: str, width: int) -> list[tuple[st
         ("", ""),
         (
             Text(
-                "  A is program 0, B program 1 …; * is several, . none",
-                "  A 为程序 0，B 为程序 1……；* 为多个程序，. 为无",
+                f"  A is {unit.one.en} 0, B {unit.one.en} 1 …; * is several, . none",
+                f"  A 为 {unit.one.zh} 0，B 为 {unit.one.zh} 1……；* 为多个，. 为无",
             )[language],
             "dim",
         ),
@@ -98,6 +119,7 @@ def terminal(launch: dict[str, Any], language: str, width: int) -> list[tuple[st
 
 def page(launch: dict[str, Any], exercise: Exercise, language: str) -> str:
     """One self-contained page: the same pictures in colour; pointing at a cell tells its element and programs."""
+    unit = UNITS[launch.get("unit", "program")].one
     parts = [
         "<!doctype html>",
         f'<html lang="{language}"><meta charset="utf-8"><title>{exercise.id}</title>',
@@ -125,7 +147,7 @@ def page(launch: dict[str, Any], exercise: Exercise, language: str) -> str:
                     else f' style="background:{COLOURS[who[0] % 6]}"'
                 )
                 programs = ", ".join(map(str, who[:8])) or "–"
-                title = Text(f"element {first}: program {programs}", f"元素 {first}：程序 {programs}")[language]
+                title = f"{Text('element', '元素')[language]} {first}: {unit[language]} {programs}"
                 letter = "" if not who else "*" if len(who) > 1 else LETTERS[who[0] % 26]
                 cells_of_row.append(f'<td title="{title}"{colour}>{letter}</td>')
             parts.append(f"<tr>{''.join(cells_of_row)}</tr>")

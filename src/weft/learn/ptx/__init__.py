@@ -21,7 +21,7 @@ __all__ = ["Counts", "Launch", "Module", "Stopped", "Unsupported", "launch", "pa
 
 def launch(
     module: Module, entry: str, grid: Sequence[int], block: Sequence[int], args: Sequence[Any], names: Sequence[str],
-    shared_bytes: int = 0, seed: int = 0, time_limit_s: float = 8.0,
+    shared_bytes: int = 0, seed: int = 0, time_limit_s: float = 8.0, traced: int = 0,
 ) -> Launch:  # fmt: skip
     """Runs a kernel; NumPy arrays in ``args`` are its global memory and are written in place.
 
@@ -29,13 +29,14 @@ def launch(
         names: Of the arguments, for messages.
         shared_bytes: Dynamic shared memory.
         seed: Of the order of blocks and of atomics.
+        traced: Warps whose accesses of global memory are kept.
 
     Raises:
         Unsupported: An instruction that is not known here.
         Stopped: It did not end in time.
     """
     of = (_three(grid), _three(block))
-    return Machine(module, module.entries[entry], args, names, *of, shared_bytes, seed, time_limit_s).run()
+    return Machine(module, module.entries[entry], args, names, *of, shared_bytes, seed, time_limit_s, traced).run()
 
 
 def _three(sizes: Sequence[int]) -> tuple[int, int, int]:

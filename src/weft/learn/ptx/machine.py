@@ -42,6 +42,7 @@ class Launch:
     problems: list[Text]
     counts: Counts
     printed: str  # by printf
+    trace: list[dict[str, Any]]  # accesses of global memory by the first warps
 
 
 class Stopped(Exception):
@@ -57,16 +58,18 @@ class Machine:
 
     def __init__(
         self, module: Module, entry: Entry, args: Sequence[Any], names: Sequence[str], grid: tuple[int, int, int],
-        block: tuple[int, int, int], dynamic_bytes: int, seed: int, time_limit_s: float,
+        block: tuple[int, int, int], dynamic_bytes: int, seed: int, time_limit_s: float, traced: int,
     ) -> None:  # fmt: skip
         self.module, self.entry, self.grid, self.block = module, entry, grid, block
         self.counts = Counts()
         self.problems: list[Text] = []
         self.said: set[tuple[Any, ...]] = set()
         self.printed = ""
+        self.trace: list[dict[str, Any]] = []
         self.passed: dict[str, Any] = {}  # parameters of the next call, by name, of all threads
         self.rng = np.random.default_rng(seed)
         self.ends = time.monotonic() + time_limit_s
+        self.traced = traced
         self.forced = False  # whether a warp goes on without lanes that never come
         self.T = block[0] * block[1] * block[2]
         self.threads = np.arange(self.T)
@@ -82,7 +85,7 @@ class Machine:
                 if not value.flags.c_contiguous:
                     raise ValueError(f"{name} is not contiguous; pass numpy.ascontiguousarray({name})")
                 data = value.reshape(-1).view(np.uint8)
-                self.buffers.append(Memory(name, data, value.itemsize, value.itemsize))
+                self.buffers.append(Memory(name, data, value.itemsize, value.itemsize, value.shape))
             else:
                 self.params[param] = int(bits(np.array([value], TYPES[kind]))[0])
         shared = entry.shared_bytes
@@ -102,7 +105,7 @@ class Machine:
         self.rng.shuffle(order)  # a GPU promises no order of blocks
         for number in order:
             self.run_block(int(number))
-        return Launch(self.problems, self.counts, self.printed)
+        return Launch(self.problems, self.counts, self.printed, self.trace)
 
     def run_block(self, number: int) -> None:
         gx, gy, _ = self.grid
@@ -313,9 +316,22 @@ class Machine:
             bad = int(np.flatnonzero(offset % size)[0])
             text = problems.misaligned(i.line, self.where(at[bad]), size, int(offset[bad]), memory.name)
             self.problem(("aligned", i.line), text)
+        if self.traced and memory in self.buffers:
+            self.keep(i, memory, at, offset, size, what)
         if len(at) and memory is not self.constants:
             self.races(i, memory, at, offset, size, what)
         return at, memory, offset
+
+    def keep(self, i: Instruction, memory: Memory, at: Any, offset: Any, size: int, what: str) -> None:
+        warps = self.number * -(-self.T // 32) + self.warps[at]
+        each = max(1, size // memory.itemsize)
+        for warp in np.unique(warps):
+            if warp < self.traced:
+                first = offset[warps == warp] // memory.itemsize
+                kind = {"read": "load", "write": "store"}.get(what, what)
+                elements = (first[:, None] + np.arange(each)).reshape(-1).tolist()
+                seen = {"tensor": memory.name, "shape": list(memory.shape), "kind": kind, "elements": elements}
+                self.trace.append({**seen, "program": int(warp), "line": i.line})
 
     def outside(self, i: Instruction, thread: int, memory: Memory, offset: int, what: str) -> None:
         if memory is self.shared:

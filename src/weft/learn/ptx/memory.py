@@ -14,8 +14,8 @@ class Memory:
         itemsize: Of an element, for messages.
     """
 
-    def __init__(self, name: str, data: Any, grain: int, itemsize: int) -> None:
-        self.name, self.data, self.grain, self.itemsize = name, data, grain, itemsize
+    def __init__(self, name: str, data: Any, grain: int, itemsize: int, shape: tuple[int, ...] = ()) -> None:
+        self.name, self.data, self.grain, self.itemsize, self.shape = name, data, grain, itemsize, shape
         units = -(-len(data) // grain) or 1
         self.write = Marks(units)
         self.read = Marks(units)
