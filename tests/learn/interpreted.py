@@ -69,6 +69,13 @@ def rows(x, out, M, N, stride_m, stride_n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def sum_of_masked(x, out, n, BLOCK: tl.constexpr, OTHER: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    values = tl.load(x + i, mask=i < n, other=0) if OTHER else tl.load(x + i, mask=i < n)
+    tl.store(out, tl.sum(values.to(tl.float32)))
+
+
+@triton.jit
 def product(a, b, c, N: tl.constexpr):
     i = tl.arange(0, N)
     at = i[:, None] * N + i[None, :]
@@ -133,6 +140,12 @@ out = torch.empty(5)
 counts, problems = run(rows, (5,), matrix, out, 5, 8, *matrix.stride(), BLOCK=4)
 torch.testing.assert_close(out, matrix.exp().sum(1))
 assert not problems and counts["flops"] == 5 * (8 + 6 + 2), counts
+
+for kind in (torch.float32, torch.float16, torch.int32):  # masked off without other: undefined on a GPU, so not 0
+    for other in (True, False):
+        out = torch.zeros(1)
+        _, problems = run(sum_of_masked, (1,), torch.ones(10).to(kind), out, 10, BLOCK=16, OTHER=other)
+        assert (out[0] == 10) == other and not problems, (kind, other, out)
 
 a, b, c = torch.randn(32, 32), torch.randn(32, 32), torch.empty(32, 32)
 counts, problems = run(product, (1,), a, b, c, N=32)

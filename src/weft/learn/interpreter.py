@@ -3,6 +3,7 @@
 Importing it needs ``TRITON_INTERPRET=1``, and changes the interpreter of this process: every kernel that is launched inside
 ``recording`` gets *virtual* addresses for its tensors, far apart from each other. So an address says which tensor it was made
 from, and an access is checked before memory is touched: one outside its tensor is left out (a load gives 0) and reported.
+Lanes that are masked off and have no ``other`` get NaN (integers their least value), since a GPU gives them anything.
 
 It touches only what Triton 3.6 to 3.9 have in common: four memory methods of the builder, the names of its arithmetic,
 and the function and arguments of a launch. What it counts:
@@ -474,9 +475,24 @@ def _line(language: str) -> str:
     return f"line {number}" if language == "en" else f"第 {number} 行"
 
 
-def _masked_load(self: Any, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+def _masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *rest: Any, **named: Any) -> Any:
     kind = "atomic" if state.atomic else "load"
-    return builder_load(self, *_real(ptrs, mask, kind), *rest, **named)
+    if current is not None and other is None:
+        other = _undefined(ptrs, np.broadcast_to(np.asarray(mask.data, dtype=bool), ptrs.data.shape))
+    return builder_load(self, *_real(ptrs, mask, kind), other, *rest, **named)
+
+
+def _undefined(ptrs: Any, active: Any) -> Any:
+    """What a masked load without ``other`` gives lanes that are masked off: here NaN or the least integer."""
+    dtype = ptrs.get_element_ty()
+    values = np.zeros(active.shape, triton_interpreter._get_np_dtype(dtype))
+    if dtype == triton.language.bfloat16:
+        values[~active] = 0x7FC0  # its bits
+    elif values.dtype.kind == "f":
+        values[~active] = np.nan
+    elif values.dtype.kind in "iu":
+        values[~active] = np.iinfo(values.dtype).min
+    return type(ptrs)(values, dtype)
 
 
 def _masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any, **named: Any) -> Any:

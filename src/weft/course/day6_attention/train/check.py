@@ -1,4 +1,4 @@
-STEPS, LAYERS = 5, 1
+STEPS, LAYERS = 3, 1
 
 
 def check(learner, t):
