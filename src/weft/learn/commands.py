@@ -41,10 +41,10 @@ def register(app: typer.Typer) -> None:
         "learn list": list_exercises,
         "learn progress": show_progress,
         "learn certificate": certificate,
+        "learn notebooks": notebooks,
     }
     for name, function in verbs.items():
         app.command(name, rich_help_panel=PANEL)(function)
-    app.command("learn notebooks", rich_help_panel=PANEL, hidden=True)(notebooks)
     app.command("learn dev-check", rich_help_panel=PANEL, hidden=True)(dev_check)
 
 
@@ -445,7 +445,7 @@ def notebooks(
     folder: Annotated[str, typer.Argument(help="where to write dayN.LANGUAGE.ipynb")],
     day: Annotated[list[str] | None, typer.Option("--day", help="only these")] = None,
 ) -> None:
-    """For authors: a notebook a day and language, from lesson and skeletons."""
+    """Write the course as notebooks, one a day and language, for those who read in Jupyter."""
     from weft.learn import notebook
 
     for path in notebook.write(Path(folder), [course.find_day(d) for d in day or [d.id for d in course.days()]]):

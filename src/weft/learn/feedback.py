@@ -142,8 +142,10 @@ def first_task(workspace: Workspace, exercise: Exercise) -> int:
 
 
 def following(exercises: Iterable[Exercise], progress: Progress) -> Exercise | None:
-    """The first exercise that is open; else the first that was skipped."""
+    """The next exercise that is open, after the one at hand and then from the start; else the next that was skipped."""
     every = list(exercises)
+    at = next((i for i, exercise in enumerate(every) if exercise.id == progress.current), 0)
+    every = every[at:] + every[:at]
     for state in ("open", "skipped"):
         for exercise in every:
             if progress.of(exercise.id).state == state:

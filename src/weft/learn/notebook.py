@@ -52,9 +52,5 @@ def _markdown(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    lines = text.splitlines()
-    if lines[0].startswith(("!", "%")):  # jupytext keeps commands of IPython as comments
-        return "# %%\n" + "\n".join(
-            f"# {line}".rstrip() if lines[0].startswith("%%") or line is lines[0] else line for line in lines
-        )
-    return "# %%\n" + text
+    """A cell; its first line may be a command of IPython, which py:percent keeps as a comment."""
+    return "# %%\n" + ("# " if text.startswith(("!", "%")) else "") + text

@@ -5,6 +5,7 @@ letter the program that touched it, ``*`` several programs, ``.`` none.
 """
 
 import html
+import math
 from collections import defaultdict
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from weft.learn.course import Exercise
 from weft.learn.language import Text
 
 PROGRAMS = 26  # that are drawn, a letter each
-ROWS = 16
+ROWS = 8
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 STYLES = ("cyan", "green", "yellow", "magenta", "blue", "red")
 COLOURS = ("#4477aa", "#228833", "#ccbb44", "#aa3377", "#66ccee", "#ee6677")
@@ -49,9 +50,7 @@ def cells(launch: dict[str, Any]) -> dict[tuple[str, str], tuple[list[int], dict
 
 def grid(shape: list[int], columns: int) -> tuple[int, int, int]:
     """Rows and columns of cells to draw, and elements a cell: a matrix row by row, a vector folded."""
-    total = 1
-    for n in shape:
-        total *= n
+    total = math.prod(shape)
     width = shape[-1] if len(shape) > 1 else min(total, 32)
     each = -(-width // max(1, columns))
     across = -(-width // each)
@@ -97,6 +96,8 @@ def terminal(launch: dict[str, Any], language: str, width: int) -> list[tuple[st
             text = ""
             for column in range(across):
                 first = row * row_elements + column * each
+                if first >= math.prod(shape):
+                    break
                 who = _cell(touched, first, min(each, row_elements - column * each))
                 text += " " + ("." if not who else "*" if len(who) > 1 else LETTERS[min(who) % 26])
             lines.append((f"  {row * row_elements:>6} {text}", ""))
@@ -138,6 +139,8 @@ def page(launch: dict[str, Any], exercise: Exercise, language: str) -> str:
             cells_of_row = []
             for column in range(across):
                 first = row * row_elements + column * each
+                if first >= math.prod(shape):
+                    break
                 who = sorted(_cell(touched, first, min(each, row_elements - column * each)))
                 colour = (
                     ""
