@@ -188,6 +188,7 @@ MISTAKES = [  # the body, a part of what is said
     ("x[t % 32] = t; }", "a race"),  # several warps
     ("if (t == 0) x[0] = i; }", "a race"),  # several blocks
     ("x[0] += 1; }", "a race"),
+    ("float v = s[0]; if (t == 63) s[0] = v + 1; if (i < n) x[i] = v; }", "a race"),  # all read it, the last one writes
     ("atomicAdd(x, 1.f); if (i < n) x[i] = x[0]; }", "a race"),
     ("if (i >= n) return; s[t] = i; __syncthreads(); x[i] = s[t]; }", "has ended"),
     (

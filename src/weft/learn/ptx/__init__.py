@@ -3,7 +3,8 @@
 A block's threads run as arrays: each step executes one instruction for all threads that stand at the lowest address, so
 threads that diverged meet again. Accesses out of bounds, races (also between blocks), barriers that not all threads reach and
 shuffles whose mask names absent lanes are reported with the line of the source; sectors, bank conflicts, atomics and FLOPs are
-counted. Known differences from a GPU: no caches or time; approximate functions are NumPy's; a race is found, not shown.
+counted. Known differences from a GPU: no caches or time; approximate functions are NumPy's; a race is found, not shown; an
+order that blocks make among themselves by fences and flags is not seen, and told as a race.
 
 The instructions: NVIDIA, PTX ISA (https://docs.nvidia.com/cuda/parallel-thread-execution/), as far as NVRTC emits them for
 kernels of a page; another one is an ``Unsupported``.

@@ -243,6 +243,8 @@ class Machine:
             self.state[at] = 3
             return
         if i.op in ("bar", "barrier") and "warp" not in i.mods:
+            if "red" in i.mods:
+                raise Unsupported(f"line {i.line}: __syncthreads_count, _and, _or")
             self.pc[np.setdiff1d(everyone, at)] += 1
             self.state[at] = 1
             return

@@ -46,6 +46,7 @@ class Marks:
         self, at: Any, block: int, epoch: int, thread: Any, warp: Any, warp_epoch: Any, line: int, joins: bool
     ) -> None:
         if joins:  # readers and atomics do not exclude each other: remember that there were several
+            thread, warp = _one_or_several(at, thread), _one_or_several(at, warp)
             again = (self.block[at] == block) & (self.epoch[at] == epoch)
             thread = np.where(again & (self.thread[at] != thread), SEVERAL, thread)
             warp = np.where(again & (self.warp[at] != warp), SEVERAL, warp)
@@ -55,3 +56,14 @@ class Marks:
             self.block[at] = block
         self.thread[at], self.warp[at] = thread, warp
         self.epoch[at], self.warp_epoch[at], self.line[at] = epoch, warp_epoch, line
+
+
+def _one_or_several(at: Any, who: Any) -> Any:
+    """SEVERAL where different ones access the same unit by one instruction."""
+    units, inverse = np.unique(at, return_inverse=True)
+    if len(units) == len(at):
+        return who
+    low, high = np.full(len(units), np.iinfo(np.int64).max), np.full(len(units), np.iinfo(np.int64).min)
+    np.minimum.at(low, inverse, who)
+    np.maximum.at(high, inverse, who)
+    return np.where(low == high, low, SEVERAL)[inverse]
