@@ -73,7 +73,7 @@ def add(x: Tensor, y: Tensor | float, *, alpha: float = 1) -> Tensor:
 
 def add_layer_norm(
     x: Tensor,
-    residual: Tensor,
+    residual: Tensor | None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-05,
@@ -82,7 +82,7 @@ def add_layer_norm(
 
 def add_rms_norm(
     x: Tensor,
-    residual: Tensor,
+    residual: Tensor | None,
     weight: Tensor | None = None,
     eps: float | None = 1e-06,
 ) -> tuple[Tensor, Tensor]:

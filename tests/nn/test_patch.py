@@ -135,14 +135,18 @@ def test_only_what_is_known_and_wanted_is_replaced():
     other = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**SMALL))
     done = weft.patch(other)
     assert not done.replaced and not any("forward" in vars(m) for m in other.modules())
-    assert {line.part for line in done.left} == {"rotary", "rms_norm", "mlp", "loss"}
+    assert {line.part for line in done.left} == {"rotary", "rms_norm", "mlp", "residual", "loss"}
     assert "left alone" in str(done) and "5 Olmo2RMSNorm" in str(done) and "llama, qwen2" in str(done)
     assert "nothing" in str(weft.patch(torch.nn.Linear(2, 2)))
 
     m = model("Llama", hidden_act="gelu_new")
     before = m.config._attn_implementation
     done = weft.patch(m, skip=("attention", "rotary"))
-    assert {line.part for line in done.replaced} == {"rms_norm", "loss"} and m.config._attn_implementation == before
+    assert {line.part for line in done.replaced} == {
+        "rms_norm",
+        "residual",
+        "loss",
+    } and m.config._attn_implementation == before
     assert {(line.part, line.note) for line in done.left} == {
         ("attention", "skipped"), ("rotary", "skipped"), ("mlp", "no gated kernel for the activation 'gelu_new'")
     }  # fmt: skip

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from weft import ops
 from weft.nn.linear import Linear
+from weft.nn.projections import SWIGLU, gated_projection, projected
 
 # T tokens, D width, H hidden width, E experts
 
@@ -32,8 +33,7 @@ class SwiGLU(torch.nn.Module):
         self.down_proj = Linear(hidden, dim, bias, **new)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.down_proj(ops.swiglu(self.gate_proj(x), self.up_proj(x)))
-        return y
+        return gated_projection(projected(x, self.gate_proj, self.up_proj), self.down_proj, SWIGLU)
 
 
 class MixtureOfExperts(torch.nn.Module):

@@ -16,7 +16,7 @@ NAME = "weft.patch"
 ATTENTION = "weft"  # as registered with transformers
 BY = {  # part: what computes it
     "attention": "attention", "rotary": "rotary_embedding", "rms_norm": "rms_norm", "mlp": "swiglu, geglu",
-    "loss": "linear_cross_entropy",
+    "residual": "add_rms_norm", "loss": "linear_cross_entropy",
 }  # fmt: skip
 MARK = "_weft_part"  # of a module whose forward is replaced: its part
 BEFORE = "_weft_attention_before"  # of a model: its attention implementation
@@ -64,7 +64,7 @@ def patch(model: torch.nn.Module, *, skip: Collection[str] = ()) -> Patch:
 
     Args:
         model: a model of transformers, or a module that holds some.
-        skip: parts to leave alone: ``attention``, ``rotary``, ``rms_norm``, ``mlp``, ``loss``.
+        skip: parts to leave alone: ``attention``, ``rotary``, ``rms_norm``, ``mlp``, ``residual``, ``loss``.
 
     Returns:
         What was replaced, and what was left alone and why.

@@ -12,11 +12,18 @@ from weft.definition import Declined
 from weft.operators.checks import check_alike, check_tensor
 from weft.operators.configs import Configurations, bucket, tiles
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
-from weft.operators.elementwise.kernels import map_one, map_three, map_two, relu_backward, relu_with_bits
+from weft.operators.elementwise.kernels import (
+    map_one,
+    map_three,
+    map_three_to_three,
+    map_two,
+    relu_backward,
+    relu_with_bits,
+)
 from weft.operators.launch import Plan
 from weft.operators.layout import dense, overlapping, rows_of
 
-KERNELS = {1: map_one, 2: map_two, 3: map_three}  # by the number of inputs
+KERNELS = {(1, 1): map_one, (2, 1): map_two, (3, 2): map_three, (3, 3): map_three_to_three}  # by inputs and outputs
 SMALL, LARGE = 2**20, 2**26  # elements between which configurations depend on the size
 SHORT = 2048  # columns up to which a program takes several rows
 
@@ -45,6 +52,8 @@ class Formula:
     backward: Any
     reference: Callable[..., Tensor]  # in PyTorch; its autograd serves where a gradient of the gradient is wanted
     heavy: bool = False  # whether its arithmetic takes about as long as its bytes
+    # Triton function ``(a, b, gradient, PRECISE) -> gradient of a, of b, result``, for who did not keep the result
+    again: Any = None
 
 
 class Map(Call):
@@ -69,6 +78,14 @@ class Gradient(Call):
         *tensors, self.formula, self.rows = arguments
         self.inputs, self.x = tuple(tensors), tensors[0]
         self.outputs = tuple(like(self.x) for _ in self.formula.arguments)
+
+
+class GradientAgain(Gradient):
+    """``(*saved inputs, dy, formula)``: the gradients and once more the result."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments, 0)
+        self.outputs = (*self.outputs, like(self.x))
 
 
 def no_rows(c: Map | Gradient) -> str:
@@ -145,7 +162,7 @@ def map_plan(formula: Any, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ..
     """The launch of a Triton formula over inputs and outputs of one shape. Raises Declined for strides that are no rows."""
     if (laid := laid_out(*inputs, *outputs)) is None:
         raise Declined(NO_ROWS)
-    return rows_plan(KERNELS[len(inputs)], inputs[0], turned(*laid), len(inputs), heavy, F=formula)
+    return rows_plan(KERNELS[len(inputs), len(outputs)], inputs[0], turned(*laid), len(inputs), heavy, F=formula)
 
 
 def bits_plan(c: Map) -> tuple[Plan, tuple[int, int], tuple[int, ...]]:
@@ -182,5 +199,12 @@ BACKWARD = Dispatch(
     Route("torch", lambda c: c.formula.backward is None, "the gradient is the result's own: nothing is computed"),
     Route("triton", lambda c: True, "the inputs and dy are read",
           lambda c: map_plan(c.formula.backward, c.inputs, c.outputs, c.formula.heavy), no_rows),
+    Route("torch", lambda c: True, NO_ROWS),
+)  # fmt: skip
+
+AGAIN = Dispatch(
+    GradientAgain, ON_CPU, TRACED, EMPTY,
+    Route("triton", lambda c: True, "the inputs and dy are read once for both",
+          lambda c: map_plan(c.formula.again, c.inputs, c.outputs, c.formula.heavy), no_rows),
     Route("torch", lambda c: True, NO_ROWS),
 )  # fmt: skip

@@ -34,6 +34,18 @@ def backward_tanh(gate, up, dy, PRECISE: tl.constexpr):
     return dy * up * tanh_gelu_slope(gate, phi, rest), dy * gate * phi
 
 
+@triton.jit
+def again(gate, up, dy, PRECISE: tl.constexpr):
+    dgate, dup = backward(gate, up, dy, PRECISE)
+    return dgate, dup, forward(gate, up, PRECISE)
+
+
+@triton.jit
+def again_tanh(gate, up, dy, PRECISE: tl.constexpr):
+    dgate, dup = backward_tanh(gate, up, dy, PRECISE)
+    return dgate, dup, forward_tanh(gate, up, PRECISE)
+
+
 def reference(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
     wide = gate if gate.itemsize > 2 else gate.float()
     return (gelu_reference(wide, approximate) * up).to(gate.dtype)
@@ -56,7 +68,7 @@ def liger(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
     return LigerGELUMulFunction.apply(gate, up)
 
 
-FORMULAS = {"none": (forward, backward), "tanh": (forward_tanh, backward_tanh)}
+FORMULAS = {"none": (forward, backward, again), "tanh": (forward_tanh, backward_tanh, again_tanh)}
 call = Pointwise("geglu", ("gate", "up"), FORMULAS, reference, option="approximate", heavy=True)
 
 WRONG = [

@@ -89,6 +89,18 @@ def map_three(
 
 
 @triton.jit
+def map_three_to_three(
+    a_ptr, b_ptr, c_ptr, out_ptr, other_ptr, third_ptr, M, N, a_row, a_col, b_row, b_col, c_row, c_col, out_row, out_col,
+    other_row, other_col, third_row, third_col,
+    F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
+):  # fmt: skip
+    """out, other, third = F(a, b, c, PRECISE)"""
+    inputs = ((a_ptr, a_row, a_col), (b_ptr, b_row, b_col), (c_ptr, c_row, c_col))
+    outputs = ((out_ptr, out_row, out_col), (other_ptr, other_row, other_col), (third_ptr, third_row, third_col))
+    mapped(inputs, outputs, M, N, F, BLOCK, TILE, TAIL)
+
+
+@triton.jit
 def mapped(inputs, outputs, M, N, F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr):
     """Tensors are (pointer, two strides)."""
     if TAIL:

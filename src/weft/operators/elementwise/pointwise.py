@@ -14,7 +14,7 @@ from weft.operators import mutants, peers
 from weft.operators.autograd import KernelFunction, differentiable, reference_gradients
 from weft.operators.call import Choice, eager, guarded, on_gpu, promoted
 from weft.operators.checks import check_flag
-from weft.operators.elementwise.dispatch import BACKWARD, FORWARD, Formula, like
+from weft.operators.elementwise.dispatch import AGAIN, BACKWARD, FORWARD, Formula, like
 from weft.operators.layout import rows_of
 from weft.operators.random_inputs import LAYOUTS, OF_VECTORS, vectors
 
@@ -58,7 +58,9 @@ class Pointwise:
 
     name: str
     arguments: tuple[str, ...]  # names of its tensors (one or two)
-    pairs: Any  # the forward and the backward formula, as of :class:`Formula`; or, of each value of ``option``, such a pair
+    # the forward and the backward formula, as of :class:`Formula`, and ``again`` where there is one; or, of each value of
+    # ``option``, such a pair
+    pairs: Any
     reference: Callable[..., Tensor]
     option: str = ""  # an argument that picks the formula; its first value is the default
     heavy: bool = False
@@ -68,9 +70,9 @@ class Pointwise:
     def __post_init__(self) -> None:
         self.formulas = {}
         pairs = self.pairs if isinstance(self.pairs, Mapping) else {"": self.pairs}
-        for value, (forward, backward) in pairs.items():
+        for value, (forward, backward, *again) in pairs.items():
             chosen = functools.partial(self.reference, **{self.option: value}) if self.option else self.reference
-            self.formulas[value] = Formula(self.name, self.arguments, forward, backward, chosen, self.heavy)
+            self.formulas[value] = Formula(self.name, self.arguments, forward, backward, chosen, self.heavy, *again)
         self.formula = next(iter(self.formulas.values()))  # the default
 
     def of(self, value: Any) -> Formula:
@@ -100,6 +102,20 @@ class Pointwise:
         if chosen.implementation == "torch":
             return x[0].copy_(formula.reference(*x)) if inplace else formula.reference(*x)
         return differentiable(self.function, formula, inplace, None, *x)
+
+    def again(self, gate: Tensor, up: Tensor, dy: Tensor, choice: str | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of both inputs and the result, which was not kept, in one pass."""
+        formula = self.formula if choice is None else self.of(choice)
+        plan = AGAIN.of((gate, up, dy), formula)
+        if plan is None:
+            leaves = gate.detach().requires_grad_(), up.detach().requires_grad_()
+            with torch.enable_grad():
+                result = formula.reference(*leaves)
+            dgate, dup = torch.autograd.grad(result, leaves, dy)
+            return dgate, dup, result.detach()
+        found = torch.empty_like(gate), torch.empty_like(up), torch.empty_like(gate)
+        plan(gate, up, dy, *found)
+        return found
 
     def _check_gradient(self, x: Tensor) -> None:
         """Raises ValueError where a gradient is wanted that overwriting x makes impossible."""

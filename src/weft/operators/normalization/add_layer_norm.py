@@ -8,8 +8,8 @@ from torch import Tensor
 
 from weft.definition import Operator
 from weft.operators.call import widened
+from weft.operators.normalization import layer_norm
 from weft.operators.normalization.dispatch import Norm
-from weft.operators.normalization.layer_norm import layer_norm_function
 from weft.operators.normalization.reference import define
 
 EPS = 1e-5
@@ -22,7 +22,7 @@ def in_torch(
     return F.layer_norm(h, (h.shape[-1],), weight, bias, eps), h
 
 
-norm = Norm("add_layer_norm", in_torch, centered=True, added=True)
+norm = Norm("add_layer_norm", in_torch, centered=True, alone=layer_norm.norm)
 add_layer_norm = Operator(**define(norm, EPS))
 
 norm.register(add_layer_norm)
@@ -30,7 +30,7 @@ norm.register(add_layer_norm)
 
 @add_layer_norm.function
 def add_layer_norm_function(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
+    x: Tensor, residual: Tensor | None, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = EPS
 ) -> tuple[Tensor, Tensor]:
     """Residual addition and LayerNorm of the sum over the last dimension, in one pass.
 
@@ -49,6 +49,6 @@ def add_layer_norm_function(
     """
     if isinstance(x, Tensor) and widened(x)[0] is not x:  # autocast: h keeps its dtype, the norm is computed in float32
         norm.choose(x, residual, weight, bias, eps)  # raises what is wrong with them
-        h = x + residual
-        return layer_norm_function(h, weight, bias, eps), h
+        h = x if residual is None else x + residual
+        return layer_norm.layer_norm_function(h, weight, bias, eps), h
     return norm(x, residual, weight, bias, eps)

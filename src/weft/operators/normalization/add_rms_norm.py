@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft.definition import Declined, Operator
+from weft.operators.normalization import rms_norm
 from weft.operators.normalization.dispatch import Norm
 from weft.operators.normalization.reference import define
 
@@ -35,7 +36,7 @@ def quack(x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float 
     return y, h
 
 
-norm = Norm("add_rms_norm", in_torch, centered=False, added=True)
+norm = Norm("add_rms_norm", in_torch, centered=False, alone=rms_norm.norm)
 add_rms_norm = Operator(**define(norm, EPS))
 
 norm.register(add_rms_norm)
@@ -45,14 +46,15 @@ add_rms_norm.implementation("quack", requires="quack-kernels", devices=("cuda",)
 
 @add_rms_norm.function
 def add_rms_norm_function(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float | None = EPS
+    x: Tensor, residual: Tensor | None, weight: Tensor | None = None, eps: float | None = EPS
 ) -> tuple[Tensor, Tensor]:
     """Residual addition and RMSNorm of the sum over the last dimension, in one pass.
 
     Args:
         x, weight, eps: as of ``rms_norm``.
         residual: of x's shape and device. Of another dtype than x (fp32 beside bf16 under autocast), both are cast to the one
-            of ``x + residual``, and a narrower weight with them.
+            of ``x + residual``, and a narrower weight with them. None where nothing is added: h is x itself, and what comes
+            back by it is added in the pass that makes the norm's gradient.
 
     Returns:
         ``(y, h)``: h = x + residual, in its dtype; y = ``h / sqrt(mean(h²) + eps) * weight`` in that dtype, computed in fp32

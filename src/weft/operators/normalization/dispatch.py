@@ -483,9 +483,16 @@ class NormFunction(KernelFunction):
             )
             dx = dx if dh is None or dx is None else dx + dh
         else:
-            more = dh if config.added else None
-            dx, dw, db = gradients(ctx.kernels[1], (h, dy, more, weight), (mean, rstd), eps, config)
+            dx, dw, db = gradients(ctx.kernels[1], (h, dy, dh, weight), (mean, rstd), eps, config)
         return None, None, dx, dx if config.added else None, dw, db if config.biased else None, None
+
+
+class PassedOn(NormFunction):
+    """The norm of x, and x itself: what comes back by both is added in the pass that makes the norm's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, config: NormConfig, kernels: Kernels, *call: Any) -> Any:
+        return NormFunction.forward(ctx, config, kernels, *call), call[0]
 
 
 # The gradient of a width that the forward kernel does not take has a forward by the table.
@@ -503,11 +510,12 @@ class Norm:
         name: the operator's.
         in_torch: the same in PyTorch, with the operator's arguments.
         centered: LayerNorm, else RMSNorm.
-        added: whether a residual is added first; the call then returns (y, h).
+        alone: where a residual is added first, the norm without one; the call then returns (y, h).
     """
 
-    def __init__(self, name: str, in_torch: Callable[..., Any], *, centered: bool, added: bool):
-        self.name, self.in_torch, self.centered, self.added = name, in_torch, centered, added
+    def __init__(self, name: str, in_torch: Callable[..., Any], *, centered: bool, alone: "Norm | None" = None):
+        self.name, self.in_torch, self.centered, self.alone = name, in_torch, centered, alone
+        self.added = added = alone is not None
         self.signature = inspect.signature(in_torch)
         self.registered = not (centered or added)
         self.configs = {
@@ -535,7 +543,7 @@ class Norm:
         return self._formula(*self.arguments(*args, **named))
 
     def _formula(self, x: Tensor, residual: Any, weight: Any, bias: Any, eps: float) -> Any:
-        h = x + residual if self.added else x
+        h = x if residual is None else x + residual
         y = normalised(h, weight, bias, eps, self.centered)
         return (y, h) if self.added else y
 
@@ -551,7 +559,11 @@ class Norm:
         return self._differentiable((before_backward if wanted else alone, backward), call)
 
     def choose(self, *args: Any, direction: str = "forward", **named: Any) -> Choice:
-        x, residual, weight, bias, eps = self.fitted(*self.arguments(*args, **named))
+        x, residual, weight, bias, eps = self.arguments(*args, **named)
+        if self.alone is not None and residual is None:
+            given = (t for t in (x, weight, bias) if t is not None)
+            return self.alone.choose(*given, eps=eps, direction=direction)
+        x, residual, weight, bias, eps = self.fitted(x, residual, weight, bias, eps)
         config = self.configs[weight is not None, bias is not None]
         forward = FORWARD.choose(*self._tensors(x, residual, weight, bias), eps, config, False)
         if direction == "forward" or forward.implementation == "torch":
@@ -563,6 +575,8 @@ class Norm:
         """What the public function does."""
         if eps.__class__ is int and abs(eps) <= 3e38:
             eps = float(eps)  # of more bits than a kernel's scalar may have
+        if self.alone is not None and residual is None:
+            return self.alone.passed_on(x, weight, bias, eps)
         tensors = self._tensors(x, residual, weight, bias)
         config = self.configs[weight is not None, bias is not None]
         if all(isinstance(t, Tensor) for t in tensors) and eager(*tensors):
@@ -585,6 +599,19 @@ class Norm:
         if self.registered and traced(x):
             return getattr(torch.ops.weft, self.name)(x, weight, eps)
         return self._differentiable((FORWARD, BACKWARD), (x, residual, weight, bias, eps))
+
+    def passed_on(self, x: Any, weight: Any, bias: Any, eps: Any) -> tuple[Any, Any]:
+        """Of a norm without a residual: its result, and x."""
+        tensors, config = self._tensors(x, None, weight, bias), self.configs[weight is not None, bias is not None]
+        one_row = weight is None or getattr(weight, "ndim", 1) == 1
+        if torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad and one_row and not traced(x):
+            eps = default_eps(x) if eps is None else eps
+            if FORWARD.choose(*tensors, eps, config, False).implementation != "torch":
+                passed: tuple[Any, Any] = differentiable(
+                    PassedOn, config, (FORWARD, BACKWARD), x, None, weight, bias, eps
+                )
+                return passed
+        return self(x, None, weight, bias, eps), x
 
     def fitted(self, x: Any, residual: Any, weight: Any, bias: Any, eps: Any) -> tuple[Any, ...]:
         """The arguments as kernels take them: of one dtype, and with the dimensions that the weight has flattened (a view;

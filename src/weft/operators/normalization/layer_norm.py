@@ -25,7 +25,7 @@ def liger(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, e
     return LigerLayerNormFunction.apply(x, weight, bias, eps)
 
 
-norm = Norm("layer_norm", torch_layer_norm, centered=True, added=False)
+norm = Norm("layer_norm", torch_layer_norm, centered=True)
 layer_norm = Operator(**define(norm, EPS))
 
 norm.register(layer_norm)

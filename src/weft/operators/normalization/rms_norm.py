@@ -46,7 +46,7 @@ def numpy(x: Tensor, weight: Tensor | None = None, eps: float = EPS) -> Tensor:
 
 LARGER_THAN_CACHES = [workload("fp32", M=2**13, N=2**12)]  # 128 MiB a tensor
 
-norm = Norm("rms_norm", torch_rms_norm, centered=False, added=False)
+norm = Norm("rms_norm", torch_rms_norm, centered=False)
 rms_norm = Operator(**define(norm, EPS, cpu=LARGER_THAN_CACHES))
 
 norm.register(rms_norm)
