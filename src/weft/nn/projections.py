@@ -24,7 +24,7 @@ from weft.operators.launch import PLAIN
 Gated = tuple[Pointwise, str | None]  # a gated activation and its form
 
 SWIGLU: Gated = swiglu.call, None
-GEGLU: Gated = geglu.call, None
+GEGLU: Gated = geglu.call, "none"
 GEGLU_TANH: Gated = geglu.call, "tanh"
 
 
