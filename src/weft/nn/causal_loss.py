@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from weft import ops
+from weft.nn import huggingface
 
 # B batch, S tokens, D width, V vocabulary
 
@@ -55,11 +56,23 @@ def _fusable(model: Any) -> bool:
     return ours and model.loss_function is ForCausalLMLoss
 
 
+def _plain(config: Any, named: dict[str, Any]) -> bool:
+    """Whether attention is weft's, and each token sees those before it."""
+    given = ("attention_mask", "position_ids", "past_key_values", "cache", "token_type_ids", "mm_token_type_ids")
+    usual = getattr(config, "is_causal", None) is not False and not getattr(
+        config, "use_bidirectional_attention", False
+    )
+    return usual and config._attn_implementation == huggingface.NAMED and all(named.get(name) is None for name in given)
+
+
 def _with_loss(
     model: Any, labels: Tensor, *, return_dict: bool | None = None, logits_to_keep: int | None = 0, **named: Any
 ) -> Any:
     from transformers.modeling_outputs import CausalLMOutputWithPast
 
+    if _plain(model.config, named):
+        given = named.get("input_ids")
+        named["attention_mask"] = huggingface.plain_causal(labels if given is None else given)
     outputs = model.model(**named, return_dict=True)
     hidden = outputs.last_hidden_state
     ignored = named.get("ignore_index", -100)

@@ -19,10 +19,11 @@ from weft.operators.call import traced
 
 # B batch, H heads of queries, G heads of keys and values, Sq queries, Sk keys, D head dim
 NAME = "weft.nn.huggingface"
+NAMED = "weft"  # as registered with transformers by ``weft.patch``
 INSTALL = "pip install 'weft[transformers]'"
 
 
-def register(name: str = "weft") -> None:
+def register(name: str = NAMED) -> None:
     """Makes ``attn_implementation=name`` known to transformers (4.57 or newer; before 5.0, masks are tensors).
 
     Then ``AutoModelForCausalLM.from_pretrained(…, attn_implementation="weft")``, or of a model that there is
@@ -74,6 +75,13 @@ def mask(
     return found
 
 
+def plain_causal(like: Tensor) -> Tensor:
+    """What stands for a mask in a model whose attention is weft's where nothing is padded, packed or cached: transformers takes
+    a mask of four dimensions as it is. Otherwise it asks the device in each forward pass whether positions are those of packed
+    sequences, and while a compiler traces, where it cannot ask, makes a mask of Sq x Sk."""
+    return torch.empty((1, 1, 0, 0), dtype=torch.bool, device=like.device)
+
+
 def _known(
     theirs: Any, function: Callable[..., Any], local_size: int | None, shape: tuple[int, ...], device: Any
 ) -> Visible | None:
@@ -87,10 +95,10 @@ def _known(
         if same(function, causal):
             return Visible(shape, device, causal=True, window=window)
         tensors: list[Tensor] = []  # of positions, then of the sequences' numbers
-        packed = theirs.and_masks(
-            theirs.remap_positions_for_packed_sequence(causal, torch.empty(0)),
-            theirs.packed_sequence_mask_function(torch.empty(0)),
-        )
+        of_positions = causal
+        if hasattr(theirs, "remap_positions_for_packed_sequence"):  # since 5.23
+            of_positions = theirs.remap_positions_for_packed_sequence(causal, torch.empty(0))
+        packed = theirs.and_masks(of_positions, theirs.packed_sequence_mask_function(torch.empty(0)))
         if same(function, packed, tensors):
             numbers = tensors[-1]
             new = torch.ones_like(numbers, dtype=torch.bool)
@@ -136,6 +144,8 @@ def attention(
         )
     call: dict[str, Any] = {"scale": scaling, "softcap": softcap, "dropout": dropout}
     call["sinks"] = None if s_aux is None else s_aux.to(query.dtype)
+    if attention_mask is not None and attention_mask.ndim == 4 and attention_mask.shape[3] == 0:  # plain_causal
+        attention_mask = None
     if attention_mask is None:  # of a module that makes none, as FlashAttention has it; or while a compiler traces
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         call["causal"] = causal = bool(causal) and query.shape[2] > 1

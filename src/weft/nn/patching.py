@@ -13,7 +13,6 @@ from weft.nn import causal_loss, huggingface
 from weft.nn.families import FAMILIES, PARTS, forward_of, part_of
 
 NAME = "weft.patch"
-ATTENTION = "weft"  # as registered with transformers
 BY = {  # part: what computes it
     "attention": "attention", "rotary": "rotary_embedding", "rms_norm": "rms_norm", "mlp": "swiglu, geglu",
     "residual": "add_rms_norm", "loss": "linear_cross_entropy",
@@ -79,7 +78,7 @@ def patch(model: torch.nn.Module, *, skip: Collection[str] = ()) -> Patch:
     for part in skip:
         if part not in BY:
             raise UnknownName("part", part, BY)
-    huggingface.register(ATTENTION)
+    huggingface.register()
     unpatch(model)
     replaced: Counter[tuple[str, str, str]] = Counter()
     left: Counter[tuple[str, str, str]] = Counter()
@@ -126,7 +125,7 @@ def unpatch(model: torch.nn.Module) -> None:
     for module in model.modules():
         if BEFORE in vars(module):
             before: Any = vars(module).pop(BEFORE)
-            if module.config._attn_implementation == ATTENTION:  # type: ignore[union-attr]
+            if module.config._attn_implementation == huggingface.NAMED:  # type: ignore[union-attr]
                 module.set_attn_implementation(before)  # type: ignore[operator]
 
 
@@ -168,8 +167,8 @@ def _ours(module: torch.nn.Module) -> bool:
 
 def _replace_attention(model: Any) -> str:
     before = model.config._attn_implementation
-    model.set_attn_implementation(ATTENTION)
-    if model.config._attn_implementation != ATTENTION:
+    model.set_attn_implementation(huggingface.NAMED)
+    if model.config._attn_implementation != huggingface.NAMED:
         return "transformers does not let this model choose its attention"
     vars(model)[BEFORE] = before
     return ""

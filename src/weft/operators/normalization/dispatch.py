@@ -579,8 +579,11 @@ class Norm:
             return self.alone.passed_on(x, weight, bias, eps)
         tensors = self._tensors(x, residual, weight, bias)
         config = self.configs[weight is not None, bias is not None]
-        if all(isinstance(t, Tensor) for t in tensors) and eager(*tensors):
+        if all(isinstance(t, Tensor) for t in tensors) and eager(*tensors, gradient=True):
             plan = FORWARD.of(tensors, eps, config, False)
+            if plan is not None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+                eps = default_eps(x) if eps is None else eps
+                return self._differentiable((FORWARD, BACKWARD), (x, residual, weight, bias, eps))
             if plan is not None:
                 y = torch.empty_like(x)
                 h = torch.empty_like(x) if self.added else x
@@ -603,13 +606,14 @@ class Norm:
     def passed_on(self, x: Any, weight: Any, bias: Any, eps: Any) -> tuple[Any, Any]:
         """Of a norm without a residual: its result, and x."""
         tensors, config = self._tensors(x, None, weight, bias), self.configs[weight is not None, bias is not None]
-        one_row = weight is None or getattr(weight, "ndim", 1) == 1
-        if torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad and one_row and not traced(x):
-            eps = default_eps(x) if eps is None else eps
-            if FORWARD.choose(*tensors, eps, config, False).implementation != "torch":
-                passed: tuple[Any, Any] = differentiable(
-                    PassedOn, config, (FORWARD, BACKWARD), x, None, weight, bias, eps
-                )
+        if all(isinstance(t, Tensor) for t in tensors) and torch.is_grad_enabled() and x.requires_grad and not traced(x):
+            if eager(*tensors, gradient=True):
+                ours = FORWARD.of(tensors, eps, config, False) is not None
+            else:
+                ours = FORWARD.choose(*tensors, eps, config, False).implementation != "torch"
+            if ours:
+                eps, kernels = default_eps(x) if eps is None else eps, (FORWARD, BACKWARD)
+                passed: tuple[Any, Any] = differentiable(PassedOn, config, kernels, x, None, weight, bias, eps)
                 return passed
         return self(x, None, weight, bias, eps), x
 

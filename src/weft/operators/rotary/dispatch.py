@@ -40,7 +40,10 @@ class RotationCall(Call):
             check_tensor(name, argument, table, tuple(dict.fromkeys((q.dtype, torch.float32))))
             check_device(name, argument, table, "q", q)
             width = cos.shape[-1] if cos.ndim else 0
-            fits = table.shape == cos.shape and table.shape in ((s, width), (1, s, width), (b, s, width))
+            # sizes one by one: a compiler's may be symbols
+            fits = table.ndim in (2, 3) and table.ndim == cos.ndim
+            fits = fits and table.shape[-1] == width and table.shape[-2] == s
+            fits = fits and (table.ndim == 2 or (table.shape[0] == cos.shape[0] and table.shape[0] in (1, b)))
             fits &= 0 < 2 * width <= d or (width <= d and width % 2 == 0 and not self.interleaved)
             sizes = f"B = {b} or 1, S = {s} and 2 <= R <= {d}"
             repeated = "; or R columns in two equal halves, an even R > D/2, where interleaved=False says which repeat"
