@@ -19,6 +19,7 @@ def random(*shape):
 
 TARGET = torch.tensor([3, 0, -100, 36, 7, 7, 2]).to(DEVICE)
 Q, K, V = random(2, 4, 5, 16), random(2, 2, 7, 16), random(2, 2, 7, 16)
+COS, SIN = random(5, 6).cos(), random(5, 6).sin()
 BEGINS, ENDS = torch.tensor([0, 3, 10], dtype=torch.int32, device=DEVICE), torch.tensor([0, 6, 14], dtype=torch.int32)
 CALLS = {
     "window": (lambda q, k, v: ops.attention(q, k, v, causal=True, window=(3, None)), (Q, K, V)),
@@ -37,6 +38,10 @@ CALLS = {
     "loss": (
         lambda x, w, b: ops.linear_cross_entropy(x, w, TARGET, bias=b, soft_cap=4.0, reduction="sum", chunk_rows=3) * 2,
         (random(7, 16), random(37, 16), random(37)),
+    ),
+    "rotary": (
+        lambda q, k: ops.rotary_embedding(q * 2, k.transpose(1, 2), COS, SIN, interleaved=True),
+        (random(2, 5, 4, 16), random(2, 2, 5, 16)),
     ),
     "mean": (lambda x, w: ops.linear_cross_entropy(x, w, TARGET, label_smoothing=0.1), (random(7, 16), random(37, 16))),
 }  # fmt: skip
@@ -63,21 +68,25 @@ def test_a_compiler_keeps_the_operator(name):
     found, wanted = with_gradients(compiled, tensors), with_gradients(function, tensors)
     for x, y in zip(found, wanted, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
-    attention = [["weft.attention.default"], ["weft.attention_backward.default"]]
-    assert graphs == ([["weft.linear_cross_entropy.default"], []] if name in ("loss", "mean") else attention)
+    expected = {
+        "loss": [["linear_cross_entropy"], []], "mean": [["linear_cross_entropy"], []],
+        "rotary": [["rotary_embedding"], ["rotary_embedding"]],
+    }.get(name, [["attention"], ["attention_backward"]])  # fmt: skip
+    assert graphs == [[f"weft.{operator}.default" for operator in operators] for operators in expected]
 
 
 def _boxed(graph, *inputs):
     return graph(*inputs)
 
 
-@pytest.mark.parametrize("name", ["attention", "linear_cross_entropy"])
+@pytest.mark.parametrize("name", ["attention", "linear_cross_entropy", "rotary_embedding"])
 def test_the_operator_says_what_it_does(name):
     q, k, v = (t.clone().requires_grad_() for t in (Q, K, V))
     x, w = random(7, 16).requires_grad_(), random(37, 16).requires_grad_()
     arguments = {
         "attention": (q, k, v, None, None, None, None, None, None, 3, 0, None, None, False, False),
         "linear_cross_entropy": (x, w, TARGET, None, None, -100, 0.0, 0.0, None, "mean", 4, None, [True, True, False]),
+        "rotary_embedding": (q.transpose(1, 2), k[:, :, :5].transpose(1, 2), random(5, 8), random(5, 8), False, False),
     }
     torch.library.opcheck(getattr(torch.ops.weft, name).default, arguments[name])
 

@@ -24,7 +24,8 @@ def check_tensor(
         )
     if value.dtype not in dtypes:
         raise TypeError(f"{operator}: argument '{name}' has dtype {_short(value.dtype)}; expected {either(dtypes)}")
-    if value.layout != torch.strided:
+    # in a gradient that a compiler traces a layout cannot be asked for; it takes dense tensors alone
+    if not torch.compiler.is_compiling() and value.layout != torch.strided:
         raise TypeError(f"{operator}: argument '{name}' has layout {value.layout}; expected a dense (strided) tensor")
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from weft.operators.checks import check_device, check_flag, check_places, check_same, check_shape, check_tensor
-from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
+from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
 from weft.operators.rotary.kernels import launch
 
 
@@ -75,9 +75,11 @@ def narrowed(table: Tensor, d: int) -> Tensor:
 TRITON = Route("triton", lambda c: True, "q and k in one launch, read in place whatever their strides", launch)
 
 FORWARD = Dispatch(
-    RotationCall, ON_CPU, TRACED, EMPTY,
+    RotationCall, ON_CPU, EMPTY,
+    Route("torch", lambda c: c.traced and c.inplace, "traced, and in place: a compiler plans memory itself"),
     Route("torch", lambda c: c.tables_need_gradients,
           "cos or sin needs a gradient, for which there is no kernel of ours"),
+    Route("triton", lambda c: c.traced, "traced: one operator for the compiler, whose own kernels take longer", launch),
     TRITON,
 )  # fmt: skip
 BACKWARD = Dispatch(RotationCall, TRITON)

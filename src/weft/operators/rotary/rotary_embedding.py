@@ -10,6 +10,7 @@ from weft.operators import mutants, peers
 from weft.operators.autograd import KernelFunction, differentiable
 from weft.operators.call import Choice, eager, guarded, traced
 from weft.operators.layout import sharing
+from weft.operators.opaque import opaque
 from weft.operators.random_inputs import VALUES, random_tensor
 from weft.operators.rotary.dispatch import BACKWARD, FORWARD, narrowed
 
@@ -34,6 +35,33 @@ def reference(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool 
 TRITON = FORWARD.kernel("triton")
 
 
+def _results(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, conjugate: bool
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k)
+
+
+def _launch(results: Pair, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, conjugate: bool) -> None:
+    if q.numel() or k.numel():
+        plans = BACKWARD if conjugate else TRITON
+        plans.of((q, k, cos, sin), interleaved, False, conjugate)(q, k, cos, sin, *results)
+
+
+rotate = opaque("rotary_embedding", _results, _launch)  # what a compiler sees
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
+    ctx.save_for_backward(*inputs[2:4])
+    ctx.interleaved, ctx.conjugate = inputs[4:]
+
+
+def _backward(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Tensor | None, ...]:
+    return (*rotate(dq, dk, *ctx.saved_tensors, ctx.interleaved, not ctx.conjugate), None, None, None, None)
+
+
+rotate.register_autograd(_backward, setup_context=_save)
+
+
 class Rotation(KernelFunction):
     """Linear in q and k; its gradient is itself with the angles negated."""
 
@@ -44,11 +72,14 @@ class Rotation(KernelFunction):
             ctx.mark_dirty(q, k)
         ctx.save_for_backward(cos, sin)
         ctx.interleaved, ctx.conjugate = interleaved, conjugate
-        results = (q, k) if inplace else (torch.empty_like(q), torch.empty_like(k))
+        if not inplace:
+            results = _results(q, k, cos, sin, interleaved, conjugate)
+            _launch(results, q, k, cos, sin, interleaved, conjugate)
+            return results
         if q.numel() or k.numel():
             plans = BACKWARD if conjugate else TRITON
-            plans.of((q, k, cos, sin), interleaved, inplace, conjugate)(q, k, cos, sin, *results)
-        return results
+            plans.of((q, k, cos, sin), interleaved, True, conjugate)(q, k, cos, sin, q, k)
+        return q, k
 
     @staticmethod
     def backward(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Tensor | None, ...]:
@@ -281,9 +312,13 @@ def rotary_embedding_function(
         )
     fixed = eager(q, k, cos, sin, gradient=True, autocast=True) and not (cos.requires_grad or sin.requires_grad)
     ready = fixed and FORWARD.of((q, k, cos, sin), interleaved, inplace) is not None
-    if ready or choose(q, k, cos, sin, interleaved, inplace).implementation == "triton":
+    ours = ready or choose(q, k, cos, sin, interleaved, inplace).implementation == "triton"
+    if ours and (ready or not traced(q, k, cos, sin)):
         return differentiable(Rotation, q, k, cos, sin, interleaved, inplace)
     cos, sin = (narrowed(table, q.shape[-1]) for table in (cos, sin))
+    if ours:
+        found: Pair = rotate(q, k, cos, sin, interleaved, False)
+        return found
     if not inplace:
         return reference(q, k, cos, sin, interleaved)
     wanted = torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad)
