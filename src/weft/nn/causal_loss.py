@@ -30,6 +30,11 @@ def shifted(labels: Tensor, ignore_index: int) -> Tensor:
 def with_fused_loss(cls: Any) -> Any:
     """``cls.forward``, which with labels gives the loss and no logits while the model trains; ``skip_logits=False`` asks for
     both, ``True`` for the loss alone in evaluation too."""
+    from transformers.loss.loss_utils import (
+        ForCausalLMLoss,
+    )  # not in the functions: a compiler does not follow lazy modules
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
     theirs: Any = cls.forward
 
     @functools.wraps(theirs)
@@ -39,21 +44,26 @@ def with_fused_loss(cls: Any) -> Any:
     ) -> Any:  # fmt: skip
         skip = self.training if skip_logits is None else skip_logits
         some = named.get("logits_to_keep", 0)
-        if labels is None or not skip or more or isinstance(some, Tensor) or some or not _fusable(self):
+        if (
+            labels is None
+            or not skip
+            or more
+            or isinstance(some, Tensor)
+            or some
+            or not _fusable(self, ForCausalLMLoss)
+        ):
             asked = named if labels is None else {**named, "labels": labels}
             return theirs(self, input_ids, attention_mask, position_ids, *more, **asked)
         named |= {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
-        return _with_loss(self, labels, **named)
+        return _with_loss(self, CausalLMOutputWithPast, labels, **named)
 
     return forward
 
 
-def _fusable(model: Any) -> bool:
+def _fusable(model: Any, usual: Any) -> bool:
     """Whether the head is the one that was patched (an adapter may have wrapped it since), and the loss the usual one."""
-    from transformers.loss.loss_utils import ForCausalLMLoss
-
     ours = getattr(vars(model.lm_head).get("forward"), "__func__", None) is head
-    return ours and model.loss_function is ForCausalLMLoss
+    return ours and model.loss_function is usual
 
 
 def _plain(config: Any, named: dict[str, Any]) -> bool:
@@ -66,10 +76,9 @@ def _plain(config: Any, named: dict[str, Any]) -> bool:
 
 
 def _with_loss(
-    model: Any, labels: Tensor, *, return_dict: bool | None = None, logits_to_keep: int | None = 0, **named: Any
-) -> Any:
-    from transformers.modeling_outputs import CausalLMOutputWithPast
-
+    model: Any, output: Any, labels: Tensor, *, return_dict: bool | None = None, logits_to_keep: int | None = 0,
+    **named: Any,
+) -> Any:  # fmt: skip
     if _plain(model.config, named):
         given = named.get("input_ids")
         named["attention_mask"] = huggingface.plain_causal(labels if given is None else given)
@@ -86,6 +95,6 @@ def _with_loss(
     if items is not None:
         loss = loss / (items.to(loss.device) if isinstance(items, Tensor) else items)
     others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
-    found = CausalLMOutputWithPast(loss=loss, logits=None, **others)
+    found = output(loss=loss, logits=None, **others)
     as_tuple = not (model.config.return_dict if return_dict is None else return_dict)
     return found.to_tuple() if as_tuple else found

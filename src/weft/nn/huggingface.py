@@ -5,6 +5,7 @@ function of the positions of a query and a key. Of the usual ones (causal, slidi
 of Sq x Sk is made: attention gets a :class:`Visible` in the mask's place.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from types import FunctionType
@@ -38,22 +39,25 @@ def register(name: str = NAMED) -> None:
         raise ModuleNotFoundError(f"{NAME}: no transformers of 4.57 or newer ({error}); {INSTALL}") from None
     AttentionInterface.register(name, attention)
     described = "q_length" in inspect.signature(masking_utils.sdpa_mask).parameters  # since 5.0
-    AttentionMaskInterface.register(name, mask if described else masking_utils.sdpa_mask)
+    AttentionMaskInterface.register(name, _mask_of(masking_utils) if described else masking_utils.sdpa_mask)
+
+
+@functools.cache
+def _mask_of(theirs: Any) -> Callable[..., Tensor | None]:
+    return functools.partial(mask, theirs)  # which does not import it: a compiler does not follow lazy modules
 
 
 # ---- the mask ----------------------------------------------------------------------------------------------------------------
 
 
 def mask(
-    batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
+    theirs: Any, batch_size: int, q_length: int, kv_length: int, q_offset: Any = 0, kv_offset: int = 0,
     mask_function: Callable[..., Any] | None = None, attention_mask: Tensor | None = None,
     allow_is_causal_skip: bool = True, local_size: int | None = None, use_vmap: bool = False, device: Any = "cpu", **rest: Any,
 ) -> Tensor | None:  # fmt: skip
     """As transformers' ``AttentionMaskInterface`` wants it: a :class:`Visible` where the pattern is known and the last query
-    has the position of the last key; else a boolean tensor [B, 1, Sq, Sk], true is seen. While a compiler traces, what
-    PyTorch's attention gets, since then it is PyTorch's that runs."""
-    from transformers import masking_utils as theirs
-
+    has the position of the last key; else a boolean tensor [B, 1, Sq, Sk], true is seen, as while a compiler traces. ``theirs``
+    is transformers' module of masks."""
     mask_function = mask_function or theirs.causal_mask_function
     tracing = torch.compiler.is_compiling() or (attention_mask is not None and traced(attention_mask))
     last_of_last = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
@@ -148,7 +152,9 @@ def attention(
         attention_mask = None
     if attention_mask is None:  # of a module that makes none, as FlashAttention has it; or while a compiler traces
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        call["causal"] = causal = bool(causal) and query.shape[2] > 1
+        if query.shape[2] == 1:  # asked in a branch: a compiler's number of queries may be a symbol
+            causal = False
+        call["causal"] = causal = bool(causal)
         call["window"] = (sliding_window - 1, None) if causal and sliding_window is not None else None
     bias = position_bias
     if isinstance(attention_mask, Visible):

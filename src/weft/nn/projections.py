@@ -78,6 +78,13 @@ def _plain(layer: Any) -> bool:
     return all(t is None or t.__class__ in PLAIN for t in (layer.weight, layer.bias))
 
 
+def _gradient_of_input(dy: Tensor, weight: Tensor, others: Tensor | None = None) -> Tensor:
+    """dy · weight, [T, N] · [N, K], added in place to what ``others`` gave, unless a gradient of it is wanted."""
+    if others is None:
+        return dy @ weight
+    return torch.addmm(others, dy, weight) if torch.is_grad_enabled() else others.addmm_(dy, weight)
+
+
 def _gradients(dy: Tensor, x: Tensor, wanted: tuple[bool, ...]) -> list[Tensor | None]:
     """Of a layer's weight and bias, where they are wanted: dy [T, N], x [..., K]."""
     return [dy.t() @ x.flatten(0, -2) if wanted[0] else None, dy.sum(0) if wanted[1] else None]
@@ -103,11 +110,9 @@ class _Projections(KernelFunction):
             if dy is None:
                 found += [None, None]
                 continue
-            dy, weight = dy.flatten(0, -2), parameters[2 * i]
-            if wanted[0] and dx is None:
-                dx = dy @ weight
-            elif wanted[0]:  # in place, unless a gradient of it is wanted
-                dx = torch.addmm(dx, dy, weight) if torch.is_grad_enabled() else dx.addmm_(dy, weight)
+            dy = dy.flatten(0, -2)
+            if wanted[0]:
+                dx = _gradient_of_input(dy, parameters[2 * i], dx)
             found += _gradients(dy, x, wanted[1 + 2 * i : 3 + 2 * i])
         return (None if dx is None else dx.view(x.shape), *found)
 

@@ -518,7 +518,8 @@ def checked(name: str, c: LinearCall, check_labels: bool) -> LinearCall:
             "[T, D] and [V, D] (flatten leading dimensions)"
         )
     fits = c.target.shape == x.shape[:1]
-    check_shape(name, "target", c.target, fits, f"({x.shape[0]},), a label for each row of 'x'")
+    if not fits:  # only then is a text made of a size: it would be a constant for a compiler
+        check_shape(name, "target", c.target, fits, f"({x.shape[0]},), a label for each row of 'x'")
     classes, what = weight.shape[0], f"one for each class of 'weight' {tuple(weight.shape)}"
     if c.bias is not None:
         check_vector(name, "bias", c.bias, classes, what, "x", x, (x.dtype,))

@@ -380,6 +380,8 @@ def gradient_clusters_launch(c: GradientCall) -> SummedPlan:
 
 
 FUSED = "traced: a compiler fuses PyTorch's operators"
+FUSED_UP_TO = 2048  # columns; measured in the layers of a decoder (docs/notes/training.md), longer rows were not
+FUSED_SHORT = "traced, short rows: a compiler fuses the norm with the addition before it and those behind its gradient"
 UNLIKE = "x and residual of two dtypes, or a weight of several dimensions: cast, or flattened, first"
 ONE_STRIDE = "leading dimensions do not collapse into rows of one stride: a kernel would need a copy"
 PERSISTENT = (
@@ -395,6 +397,7 @@ FORWARD = Dispatch(
     NormCall,
     ON_CPU,
     Route("torch", lambda c: transformed() or (c.traced and not c.config.registered) or is_distributed(c.x), FUSED),
+    Route("torch", lambda c: c.traced and c.n <= FUSED_UP_TO, FUSED_SHORT),
     EMPTY,
     Route("torch", lambda c: c.unlike, UNLIKE),
     Route("torch", lambda c: no_rows(c) != "", ONE_STRIDE),

@@ -33,7 +33,8 @@ class RotationCall(Call):
             check_shape(name, argument, x, x.ndim == 4, "[B, S, heads, D]")
         b, s, _, d = q.shape
         like_q = (k.shape[0], k.shape[1], k.shape[3]) == (b, s, d)
-        check_shape(name, "k", k, like_q, f"the same batch, sequence and head dim as 'q', {tuple(q.shape)}")
+        if not like_q:
+            check_shape(name, "k", k, like_q, f"the same batch, sequence and head dim as 'q', {tuple(q.shape)}")
         for argument, flag in (("interleaved", self.interleaved), ("inplace", self.inplace)):
             check_flag(name, argument, flag)
         for argument, table in (("cos", cos), ("sin", sin)):
@@ -45,11 +46,11 @@ class RotationCall(Call):
             fits = fits and table.shape[-1] == width and table.shape[-2] == s
             fits = fits and (table.ndim == 2 or (table.shape[0] == cos.shape[0] and table.shape[0] in (1, b)))
             fits &= 0 < 2 * width <= d or (width <= d and width % 2 == 0 and not self.interleaved)
-            sizes = f"B = {b} or 1, S = {s} and 2 <= R <= {d}"
-            repeated = "; or R columns in two equal halves, an even R > D/2, where interleaved=False says which repeat"
-            check_shape(
-                name, argument, table, fits, f"[S, R/2] or [B, S, R/2], both tables alike, with {sizes}{repeated}"
-            )
+            if not fits:  # only then is a text made of sizes: they would be constants for a compiler
+                sizes = f"B = {b} or 1, S = {s} and 2 <= R <= {d}"
+                repeated = "; or R columns in two equal halves, an even R > D/2, where interleaved=False says which repeat"
+                expected = f"[S, R/2] or [B, S, R/2], both tables alike, with {sizes}{repeated}"
+                check_shape(name, argument, table, fits, expected)
         check_same(name, "sin", sin, "cos", cos)
         self.cos, self.sin = (narrowed(table, d) for table in (cos, sin))
         if self.inplace:
