@@ -210,7 +210,9 @@ def test_patterns_are_known_by_what_they_are():
     call = {"batch_size": 2, "q_length": 7, "kv_length": 7, "mask_function": chunks, "local_size": 3}
     stored = huggingface.mask(masking_utils, **call)
     assert not isinstance(stored, Visible) and stored.equal(mu.sdpa_mask(**call, allow_is_causal_skip=False))
-    ahead = huggingface.mask(masking_utils, batch_size=1, q_length=2, kv_length=9, q_offset=3)  # a static cache, partly filled
+    ahead = huggingface.mask(
+        masking_utils, batch_size=1, q_length=2, kv_length=9, q_offset=3
+    )  # a static cache, partly filled
     assert not isinstance(ahead, Visible) and ahead[0, 0].sum(-1).tolist() == [4, 5]
 
 

@@ -182,10 +182,29 @@ def test_a_patched_model_is_saved_as_the_model_is(tmp_path):
     alike(again, theirs)
 
 
-def test_gradient_checkpointing():
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(reentrant):
     ours, theirs, _ = patched("Llama")
-    ours.gradient_checkpointing_enable({"use_reentrant": False})
+    ours.gradient_checkpointing_enable({"use_reentrant": reentrant})
     assert alike(ours, theirs)[0].logits is None
+
+
+@pytest.mark.parametrize("name", ["Mistral", "Gemma3Text"])
+def test_padding_and_packed_sequences_are_seen_and_plain_positions_make_no_mask(name, monkeypatch):
+    ours, theirs, _ = patched(name, num_hidden_layers=2)
+    masks = []
+    attention = transformers.AttentionInterface()["weft"]
+    monkeypatch.setitem(
+        transformers.AttentionInterface._global_mapping, "weft",
+        lambda *args, **named: masks.append(args[4]) or attention(*args, **named),
+    )  # fmt: skip
+    padding = (torch.arange(7) < torch.tensor([[5], [7]])).long().to(DEVICE)
+    packed = torch.tensor([[0, 1, 2, 0, 1, 2, 3], [0, 1, 0, 1, 2, 3, 4]]).to(DEVICE)
+    for call in ({}, {"attention_mask": padding}, {"position_ids": packed}):
+        masks.clear()
+        losses = [m.train()(input_ids=tokens(), labels=tokens(), use_cache=False, **call).loss for m in (ours, theirs)]
+        close(*losses)
+        assert len(masks) == 2 and [m.numel() == 0 for m in masks] == [not call] * 2
 
 
 @pytest.mark.parametrize("modules", [["q_proj", "down_proj"], ["q_proj", "lm_head"]], ids=str)
@@ -204,7 +223,7 @@ COMPILED = """
 import os, sys, where
 os.environ.pop("TRITON_INTERPRET", None)
 sys.path.insert(0, "tests/nn")
-from test_patch import patched, trained, close, torch
+from test_patch import patched, tokens, trained, close, torch
 ours, theirs, _ = patched("Llama")
 found, gradients = trained(torch.compile(ours, backend="aot_eager", fullgraph=True))
 wanted, expected = trained(theirs)
@@ -212,6 +231,13 @@ close(found.loss, wanted.loss)
 assert found.logits is None
 for name, gradient in expected.items():
     close(gradients["_orig_mod." + name], gradient)
+counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+torch._dynamo.reset()
+compiled = torch.compile(ours, backend=counter)
+for length in (7, 9, 12, 16):  # once for the first length, once for any
+    ids = tokens(length=length)
+    close(compiled(input_ids=ids, labels=ids, use_cache=False).loss, theirs(input_ids=ids, labels=ids, use_cache=False).loss)
+assert counter.frame_count == 2, counter.frame_count
 """
 
 

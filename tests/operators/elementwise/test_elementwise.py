@@ -1,5 +1,7 @@
 """Which kernels element-wise calls take, and the gradient of relu from one bit an element."""
 
+import importlib
+
 import pytest
 import torch
 from where import DEVICE
@@ -85,3 +87,24 @@ def test_relu_of_rows_whose_gradient_lies_otherwise(shape, cut):
         x = x.detach().requires_grad_()
         (dx,) = torch.autograd.grad(ops.relu(x), x, dy)
         assert dx.equal(torch.where(x > 0, dy, 0.0))
+
+
+@pytest.mark.parametrize(("name", "form"), [("swiglu", None), ("geglu", "none"), ("geglu", "tanh")])
+@pytest.mark.parametrize("made", ["dense", "halves", "scattered"])
+def test_gradients_and_once_more_the_result(name, form, made):
+    g = torch.Generator(DEVICE).manual_seed(0)
+    if made == "halves":  # of one packed tensor
+        gate, up = torch.randn(5, 74, generator=g, device=DEVICE).chunk(2, -1)
+    else:
+        gate, up = (torch.randn(6, 6, 5, 37, generator=g, device=DEVICE) for _ in range(2))
+    if made == "scattered":  # no rows of one stride
+        gate, up = (t[::2, ::2, ::2].transpose(0, 1) for t in (gate, up))
+    dy = torch.randn(gate.shape, generator=g, device=DEVICE)
+    call = importlib.import_module(f"weft.operators.elementwise.{name}").call
+    leaves = gate.clone().requires_grad_(), up.clone().requires_grad_()
+    y = getattr(ops, name)(*leaves, *(() if form is None else (form,)))
+    expected = (*torch.autograd.grad(y, leaves, dy), y)
+    for found, wanted in zip(call.again(gate, up, dy, form), expected, strict=True):
+        torch.testing.assert_close(found, wanted.detach(), rtol=1e-5, atol=1e-6)
+    by = {"dense": "triton", "halves": "triton", "scattered": "torch"}[made]
+    assert dispatch.AGAIN.choose(gate, up, dy, call.formula if form is None else call.of(form)).implementation == by
