@@ -609,7 +609,12 @@ class Norm:
     def passed_on(self, x: Any, weight: Any, bias: Any, eps: Any) -> tuple[Any, Any]:
         """Of a norm without a residual: its result, and x."""
         tensors, config = self._tensors(x, None, weight, bias), self.configs[weight is not None, bias is not None]
-        if all(isinstance(t, Tensor) for t in tensors) and torch.is_grad_enabled() and x.requires_grad and not traced(x):
+        if (
+            all(isinstance(t, Tensor) for t in tensors)
+            and torch.is_grad_enabled()
+            and x.requires_grad
+            and not traced(x)
+        ):
             if eager(*tensors, gradient=True):
                 ours = FORWARD.of(tensors, eps, config, False) is not None
             else:

@@ -48,7 +48,9 @@ class RotationCall(Call):
             fits &= 0 < 2 * width <= d or (width <= d and width % 2 == 0 and not self.interleaved)
             if not fits:  # only then is a text made of sizes: they would be constants for a compiler
                 sizes = f"B = {b} or 1, S = {s} and 2 <= R <= {d}"
-                repeated = "; or R columns in two equal halves, an even R > D/2, where interleaved=False says which repeat"
+                repeated = (
+                    "; or R columns in two equal halves, an even R > D/2, where interleaved=False says which repeat"
+                )
                 expected = f"[S, R/2] or [B, S, R/2], both tables alike, with {sizes}{repeated}"
                 check_shape(name, argument, table, fits, expected)
         check_same(name, "sin", sin, "cos", cos)
