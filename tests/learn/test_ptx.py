@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from where import DEVICE
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -270,12 +271,19 @@ def test_a_time_on_a_gpu_is_a_share_of_the_limit(monkeypatch):
         made.timed(t, (n // 64,), (64,), [x, y, n], {1: 3 * x}, at_least=0.1, n=n)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="there is a GPU to time on")
+def test_where_a_kernel_cannot_be_timed_that_is_said():
+    t, made, (x, y, n) = scaled()
+    made.timed(t, (n // 64,), (64,), [x, y, n], {1: 2 * x}, at_least=0.5, n=n)
+    assert t.notes[0].en.startswith("not timed on the GPU: ") and t.notes[0].zh.startswith("未能在 GPU 上计时")
+
+
 @pytest.mark.gpu
 def test_a_kernel_on_a_gpu():
     t, made, (x, y, n) = scaled(1 << 20)
     t.machine["dram_gb_s"] = 1e-3
     made.timed(t, (n // 64,), (64,), [x, y, n], {1: 2 * x}, at_least=0.5, n=n)
-    with pytest.raises(Rejected, match="failed on the GPU: CUDA_ERROR_ILLEGAL_ADDRESS"):
+    with pytest.raises(Rejected, match="failed on the GPU: CUDA error: an illegal memory access"):
         made.timed(t, (1 << 20,), (64,), [x[:64], y[:64], 1 << 26], {}, at_least=0.0, n=n)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from weft.learn import ptx
 from weft.learn.checks import Checks, Rejected
+from weft.learn.cuda_on_gpu import FAULT
 from weft.learn.language import Text
 from weft.learn.ptx.values import TYPES
 
@@ -100,7 +101,11 @@ class Kernel:
             at_least: The share of the limit (the exercise's bytes at this machine's measured rates) that passes.
             shape: The names in the exercise's ``limit``.
         """
-        after, us = self._on_gpu(grid, block, args, shared_bytes)
+        try:
+            after, us = self._on_gpu(grid, block, args, shared_bytes)
+        except OSError as error:
+            t.note(f"not timed on the GPU: {error}", f"未能在 GPU 上计时：{error}")
+            return
         for number, value in expected.items():
             t.close(after[number], value, f"{self.parameters[number]} after {self.name} on the GPU", rtol, atol)
         t.share(us, f"{self.name} on the GPU", at_least, "fp32", **shape)
@@ -124,11 +129,13 @@ class Kernel:
             except subprocess.TimeoutExpired:
                 en, zh = f"{self.name} did not end on the GPU within 120 s", f"{self.name} 在 GPU 上 120 秒内没有结束"
                 raise Rejected("run", Text(en, zh)) from None
-            if done.returncode:
-                said = (done.stderr.strip().splitlines() or ["it ended without a message"])[-1]
+            said = (done.stderr.strip().splitlines() or ["it ended without a message"])[-1]
+            if done.returncode == FAULT:
                 raise Rejected(
                     "run", Text(f"{self.name} failed on the GPU: {said}", f"{self.name} 在 GPU 上失败：{said}")
                 )
+            if done.returncode:
+                raise OSError(said)
             found = np.load(Path(folder, "done.npz"))
             return [found[f"arg{n}"] for n in range(len(args))], float(found["us"])
 

@@ -2,7 +2,7 @@
 
 The folder has ``kernel.cu`` and ``job.npz`` (name, grid, block, dynamic shared bytes, arguments ``arg0`` …); it gets
 ``done.npz``: the arguments after the last launch and the median time, in microseconds. Each launch has fresh arguments and a
-cold cache. A fault of the kernel ends this process, with the driver's name for it as the last line of standard error.
+cold cache. A fault of the kernel ends this process with the status ``FAULT`` and CUDA's name for it on standard error.
 """
 
 import ctypes
@@ -15,6 +15,7 @@ import numpy as np
 
 ROUNDS = 15
 CACHE_BYTES = 256 << 20
+FAULT = 3  # exit status: the kernel failed, not this program
 
 
 def main() -> None:
@@ -26,8 +27,11 @@ def main() -> None:
             (folder / "kernel.cu").read_bytes(), str(job["name"]), job["grid"], job["block"], int(job["shared"]), args
         )
     except RuntimeError as error:
-        print(f"{error}".splitlines()[0], file=sys.stderr)  # noqa: T201
-        raise SystemExit(1) from None
+        said = str(error).splitlines()[0]
+        if not said.startswith(("CUDA error", "CUDA_ERROR")):
+            raise
+        print(said, file=sys.stderr)  # noqa: T201
+        raise SystemExit(FAULT) from None
     np.savez(folder / "done.npz", us=us, **{f"arg{n}": a for n, a in enumerate(after)})
 
 
