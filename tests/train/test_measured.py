@@ -3,11 +3,12 @@
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from weft.train import ablation, flops, memory
+from weft.train import ablation, flops, loop, memory
 from weft.train.jobs import job
 from weft.train.loop import train
 from weft.train.settings import GptSettings
@@ -125,3 +126,22 @@ def test_commands_print_them(command, settings, monkeypatch):
     assert status == 0 and printed.startswith("Predicted memory at the peak of a step\n")
     assert re.search(r"Activation +2\.0 *\n.*Parameter +1\.0 *\n.*total +3\.0 *\n", printed, re.DOTALL)
     assert re.search(r"does not fit into 0\.00 GiB; with one switch it would:\n +--amp bf16 +1\.0 MiB", printed)
+
+
+@pytest.mark.parametrize(
+    ("peak", "fits", "message"),
+    [
+        (3 * 2**30, {"--amp bf16": 2**30}, "about 3.0 GiB of 2.0; what would fit: --amp bf16 (1.0 GiB)"),
+        (3 * 2**30, {}, "what would fit: no single switch"),
+        (2**30, {}, "1.0 GiB of 2.0: is another process on this GPU?"),
+    ],
+)
+def test_out_of_memory_says_what_would_fit(command, settings, monkeypatch, peak, fits, message):
+    def full(settings, on_step):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loop, "train", full)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2**31))
+    monkeypatch.setattr(memory, "predict", lambda settings, limit, device: memory.Prediction(peak, {}, limit, fits))
+    status, _, told = command("train", "gpt", "--device=cpu")
+    assert status != 0 and message in " ".join(told.split())

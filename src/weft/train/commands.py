@@ -96,6 +96,7 @@ def _run(settings: Settings, as_json: bool) -> None:
         mfu = f", MFU {figures['mfu']:.0%}" if "mfu" in figures else ""
         progress.update(task, completed=done, total=steps, figures=f"loss {figures['loss']:.3f}, {rate}{mfu}")
 
+    result = None
     try:
         with progress:
             result = train(settings, on_step=shown)
@@ -105,7 +106,8 @@ def _run(settings: Settings, as_json: bool) -> None:
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":
             raise
-        raise MemoryError(_too_much(settings)) from None
+    if result is None:  # out of memory; what the run held is free now
+        raise MemoryError(_too_much(settings))
     if os.environ.get("RANK", "0") == "0":
         if as_json:
             print_json(result.to_dict())
@@ -118,12 +120,19 @@ def _run(settings: Settings, as_json: bool) -> None:
 
 def _too_much(settings: Settings) -> str:
     """What a step was predicted to need, and what would make it fit."""
+    import gc
+
     import torch
 
-    from weft.train import memory
+    from weft.train import memory, ranks
 
-    total = torch.cuda.get_device_properties(0).total_memory
-    found = memory.predict(settings, total, torch.device("cuda"))
+    gc.collect()
+    device = ranks.choose_device(settings.device)
+    total = torch.cuda.get_device_properties(device).total_memory
+    found = memory.predict(settings, total, device)
+    if found.limit is None or found.peak <= found.limit:
+        needed = f"{found.peak / 2**30:.1f} GiB of {total / 2**30:.1f}"
+        return f"a step was predicted to need {needed}: is another process on this GPU?"
     switches = ", ".join(f"{name} ({size / 2**30:.1f} GiB)" for name, size in found.fits.items()) or "no single switch"
     return f"a step needs about {found.peak / 2**30:.1f} GiB of {total / 2**30:.1f}; what would fit: {switches}"
 
