@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,29 @@ def test_resume_is_bit_for_bit(gpt, tmp_path):
     assert rest.loss == whole.loss[3:] and rest.validation_loss == whole.validation_loss
     assert_same(weights(gpt(out=str(tmp_path / "whole"))), weights(settings))
     assert len(list(csv.DictReader((tmp_path / "run" / "log.csv").read_text().splitlines()))) == 6
+
+
+def test_an_earlier_longer_run_in_the_folder_is_not_gone_on_with(gpt, tmp_path, monkeypatch):
+    train(gpt(steps=5, checkpoint_every=4))
+    whole = train(gpt(seed=3, out=str(tmp_path / "other"))).loss
+    train(
+        gpt(seed=3, checkpoint_every=1),
+        on_step=lambda done, of, figures: done == 2 and os.kill(os.getpid(), signal.SIGINT),
+    )
+    found = checkpoint.newest(str(tmp_path / "run"))
+    assert found.name == "step-00000003"
+    assert train(gpt(seed=3, resume=True)).loss == whole[3:]
+
+
+def test_ranks_that_are_started_again_go_on(gpt, monkeypatch):
+    began = time.time()
+    whole = train(gpt(checkpoint_every=3)).loss
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    (Path(gpt().out) / "checkpoints" / "step-00000006" / "weft.json").unlink()
+    monkeypatch.setenv("WEFT_JOB_BEGAN", str(began))
+    assert train(gpt(), save=False).loss == whole[3:]
+    monkeypatch.setenv("WEFT_JOB_BEGAN", str(time.time()))  # the checkpoint is another job's
+    assert train(gpt()).loss == whole
 
 
 def test_resume_of_a_cnn_has_its_statistics(tmp_path):

@@ -172,6 +172,28 @@ def test_killed_rank_ends_the_others_with_its_log(tmp_path, text):
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.long
+def test_a_retry_goes_on_from_the_checkpoint(tmp_path, text, one):
+    result, settings = one
+    given = json.dumps({**vars(settings), "out": str(tmp_path / "again"), "parallel": "fsdp"})
+    program = tmp_path / "killed.py"
+    program.write_text(
+        "import json, os, sys\n"
+        "from weft.train.loop import train\n"
+        "from weft.train.settings import GptSettings\n"
+        "def stepped(done, steps, figures):\n"
+        "    print('step', done, flush=True)\n"
+        "    if done == 5 and os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': os.kill(os.getpid(), 9)\n"
+        "train(GptSettings(**json.loads(sys.argv[1])), on_step=stepped)\n"
+    )
+    again = job(tmp_path, text, 2, "again", command=["python", str(program), given])
+    again.retries = 1
+    logs = launch(again)
+    second = next(logs.glob("weft_*/attempt_1/0/stdout.log")).read_text()
+    assert second.split("\n")[0] == "step 4"
+    assert np.allclose(losses(tmp_path, "again"), result.loss, rtol=0, atol=1e-5)
+
+
 def test_job_file(tmp_path):
     file = tmp_path / "job.yaml"
     file.write_text("command: weft train gpt --parallel ddp\nprocesses: 2\nenv: {A: 1}\n")

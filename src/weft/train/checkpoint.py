@@ -20,10 +20,20 @@ KEPT = 2  # the newest and the one before
 META = "weft.json"
 
 
-def newest(out: str) -> Path | None:
-    """The newest complete checkpoint below ``out``."""
-    found = sorted(p.parent for p in Path(out, "checkpoints").glob(f"step-*/{META}"))
-    return found[-1] if found else None
+def newest(out: str, since: float = 0.0) -> Path | None:
+    """The last complete checkpoint of the run that began last below ``out``; None where it began before ``since``."""
+    found = [p.parent for p in Path(out, "checkpoints").glob(f"step-*/{META}")]
+    last = max(found, key=_age, default=None)
+    return last if last is not None and _age(last)[0] >= since else None
+
+
+def _age(folder: Path) -> tuple[float, str]:
+    """When its run began, and the step: a folder may hold what an earlier, longer run left."""
+    try:
+        began = json.loads((folder / META).read_text(encoding="utf-8"))["began"]
+    except (OSError, KeyError, ValueError):
+        began = 0.0
+    return began, folder.name
 
 
 def save(folder: Path, model: Any, optimizer: Any, facts: dict[str, Any]) -> None:
@@ -31,7 +41,7 @@ def save(folder: Path, model: Any, optimizer: Any, facts: dict[str, Any]) -> Non
 
     Args:
         folder: ``…/checkpoints/step-00000100``.
-        facts: of the run, as JSON; with ``step`` and ``model``.
+        facts: of the run, as JSON; with ``step``, ``model`` and ``began``, in seconds.
 
     Raises:
         OSError: it cannot be written (a full disk); what was there before is whole.
@@ -58,7 +68,7 @@ def save(folder: Path, model: Any, optimizer: Any, facts: dict[str, Any]) -> Non
         number, why = (cause.errno, cause.strerror) if isinstance(cause, OSError) else (errno.EIO, _line(cause))
         raise OSError(number, f"checkpoint not written, the one before is whole: {why}", str(folder)) from None
     if main:
-        for old in sorted(folder.parent.glob("step-*"))[:-KEPT]:
+        for old in sorted(folder.parent.glob("step-*"), key=_age)[:-KEPT]:
             shutil.rmtree(old, ignore_errors=True)
     ranks.barrier()
 

@@ -5,12 +5,13 @@ import os
 import shutil
 import socket
 import sys
+import time
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from weft.definition import UnknownName
-from weft.train.settings import load_yaml
+from weft.train.settings import JOB_BEGAN, load_yaml
 
 TAIL = 20  # lines of a failed rank's log that are shown
 
@@ -106,8 +107,9 @@ def launch(job: JobFile) -> Path:
         min_nodes=job.nodes, max_nodes=job.nodes, nproc_per_node=job.processes, max_restarts=job.retries,
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL, tee={0: Std.ALL}), **settings,
     )  # fmt: skip
-    before = {name: os.environ.get(name) for name in job.env}
-    os.environ.update(job.env)
+    env = {JOB_BEGAN: str(time.time()), **job.env}
+    before = {name: os.environ.get(name) for name in env}
+    os.environ.update(env)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // job.processes)))
     try:
         elastic_launch(config, program)(*arguments)

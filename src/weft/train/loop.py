@@ -1,6 +1,7 @@
 """The training loop of both jobs, on one device or over torchrun's ranks."""
 
 import math
+import os
 import signal
 import statistics
 import threading
@@ -19,7 +20,7 @@ from weft.hardware import query
 from weft.train import checkpoint, flops, ranks, techniques
 from weft.train.jobs import Job, job, steps_of
 from weft.train.log import Log
-from weft.train.settings import Settings
+from weft.train.settings import JOB_BEGAN, Settings
 
 Batch = tuple[Tensor, Tensor]
 WARM_UP = 1 / 20  # of the steps
@@ -110,12 +111,13 @@ class Run:
         self.rates = [group["lr"] / settings.lr if settings.lr else 0.0 for group in self.optimizer.param_groups]
         self.scaler = torch.amp.GradScaler(device.type, enabled=settings.amp == "fp16")
         self.graph: techniques.Graph | None = None
+        self.began = time.time()  # the run, of which this may be a part that goes on
         self.asked = 0.0  # when a signal asked this rank to stop
         self.stop = False  # what all ranks agreed on
 
     def go(self) -> Result:
         settings, device = self.settings, self.device
-        start = self.resumed() if settings.resume else 0
+        start = self.resumed() if settings.resume or self.started_again() else 0
         result = Result(
             self.job.name, device.type, query.name(device.type), ranks.world(), self.parameters,
             unit=self.job.data.unit, settings=asdict(settings), skipped=[],
@@ -267,6 +269,7 @@ class Run:
         return {
             "step": step,
             "steps": self.steps,
+            "began": self.began,
             "job": self.job.name,
             "model": {"job": self.job.name, **self.job.model},
             "scaler": self.scaler.state_dict(),
@@ -278,6 +281,12 @@ class Run:
         folder = Path(self.settings.out, "checkpoints", f"step-{step:08d}")
         checkpoint.save(folder, self.model, self.optimizer, self.facts(step))
         return folder
+
+    def started_again(self) -> bool:
+        """Whether ``weft launch`` started the ranks again and this job has left a checkpoint; as rank 0 sees it."""
+        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and JOB_BEGAN in os.environ
+        found = again and ranks.rank() == 0 and checkpoint.newest(self.settings.out, since=float(os.environ[JOB_BEGAN]))
+        return again and bool(ranks.total(float(bool(found)), tensor=1, device=self.device)[0] > 0)
 
     def resumed(self) -> int:
         """Reads the newest checkpoint; the step at which the run goes on."""
@@ -293,6 +302,7 @@ class Run:
                 raise ValueError(
                     f"checkpoint '{found}' was made with {name}={there}, this run has {here}: its order differs"
                 )
+        self.began = facts.get("began", self.began)
         return int(facts["step"])
 
 
