@@ -18,3 +18,10 @@ def check(learner, t):
             )
     t.at_most(t.count("bytes_read"), 8 * x.numel(), "bytes read", "读取的字节数")
     t.close(learner.online_softmax(x, 32), expected, "online_softmax(x, block=32)", 1e-4)
+
+
+def fast(learner, t):
+    m, n = 2048, 16_384
+    args = [t.randn(m, n), 4096]
+    what = f"online_softmax(x, block=4096), x [{m}, {n}]"
+    t.timed(learner.online_softmax, args, lambda x, _: torch.softmax(x, 1), what, at_least=0.5, m=m, n=n)
