@@ -2,6 +2,7 @@ import math
 
 
 def check(learner, t):
+    t.equal(learner.offset((1, 2), (1, 10)), 21, "offset((1, 2), (1, 10))")  # of a transposed matrix
     for rank in (1, 2, 3, 4):
         shape = tuple(int(n) for n in t.rng.integers(1, 9, rank))
         strides = tuple(math.prod(shape[i + 1 :]) for i in range(rank))

@@ -19,8 +19,11 @@ def check(learner, t):
     sms = t.integers(40, 150)
     fast = {"multiprocessors": sms, "flop_per_s": 1e12 * t.integers(60, 900), "l2_bytes_per_s": 1e12 * t.integers(2, 8)}
     slow_l2 = {**fast, "flop_per_s": 900e12, "l2_bytes_per_s": 5e11}
-    for machine in (fast, slow_l2):
-        machine |= {"shared_bytes": 1024 * t.integers(100, 227), "accumulators": 128}
+    for machine, shared_kib in (
+        (fast, t.integers(100, 227)),
+        (slow_l2, 227),
+    ):  # 227: registers alone forbid a tile of 256 x 256
+        machine |= {"shared_bytes": 1024 * shared_kib, "accumulators": 128}
         _check(learner, t, [CONFIGS[i] for i in t.rng.permutation(len(CONFIGS))], machine)
 
 
