@@ -2,8 +2,8 @@
 
 import pytest
 
-from weft.learn import dev, process
-from weft.learn.judge import judge
+from weft.learn import course, dev, machine, process
+from weft.learn.judge import Servers, judge
 
 NUMBERS = {"dram_gb_s": 1.0, "fp32_gflop_s": 1.0}
 PRODUCT = "x @ torch.ones(x.shape[1], device=x.device)"
@@ -49,7 +49,7 @@ def test_a_time_is_a_share_of_the_limit(timed):
             id="leaves out every second call",
         ),
         pytest.param(
-            f"def rows(x):\n    return {PRODUCT} if len(x) < 100 else torch.empty(len(x), device=x.device)",
+            f"def rows(x):\n    return {PRODUCT} if len(x) < 100 else torch.zeros(len(x), device=x.device)",
             id="right for the tests' shapes alone",
         ),
         pytest.param(
@@ -76,6 +76,42 @@ def test_too_slow_fails_the_stage_fast(timed, monkeypatch):
     monkeypatch.setitem(NUMBERS, "dram_gb_s", 1e12)
     verdict = timed(f"def rows(x):\n    return {PRODUCT}")
     assert verdict.failed == "fast" and "at least" in verdict.more[0].en
+
+
+KERNEL = "    softmax_kernel[(m,)](x, out, n, BLOCK=triton.next_power_of_2(n))\n"
+ELSEWHERE = """    with torch.cuda.stream(torch.cuda.Stream()) if m > 100 else torch.no_grad():
+        softmax_kernel[(m,)](x, out, n, BLOCK=triton.next_power_of_2(n))
+"""
+
+
+@pytest.mark.gpu
+def test_a_kernel_is_timed_on_the_gpu_and_no_trick_makes_it_faster(tmp_path):
+    """Work on another stream is waited for like any other, so it gains nothing."""
+    exercise = course.find("softmax")
+    solution = dev.by_suffix(exercise.solution("en"))[".py"]
+    assert KERNEL in solution
+    numbers = machine.numbers(tmp_path)
+    file = tmp_path / "06_softmax.py"
+
+    def verdict(source):
+        file.write_text(source)
+        return judge(exercise, {".py": file}, servers.of(exercise), gpu=servers.gpu(exercise), machine=numbers)
+
+    def us(found):
+        said = [found.why.en, *(note.en for note in found.notes)]
+        return float(next(s for s in said if " µs, " in s).split(": ")[1].split(" µs")[0].replace(",", ""))
+
+    with Servers() as servers:
+        honest = verdict(solution)
+        assert honest.failed in (None, "fast"), honest.why.en
+        assert us(verdict(solution.replace(KERNEL, ELSEWHERE))) > 0.8 * us(honest)
+        never = solution.replace(KERNEL, "    if m < 100:\n    " + KERNEL)
+        assert verdict(never).failed == "right"
+        kept = "    if m > 100 and x.data_ptr() in KEPT:\n        return KEPT[x.data_ptr()]\n"
+        remembered = solution.replace(KERNEL, kept + KERNEL + "    KEPT[x.data_ptr()] = out\n")
+        assert verdict(remembered.replace("@triton.jit", "KEPT = {}\n\n\n@triton.jit", 1)).failed == "right"
+        for patch in ("torch.cuda.Event.elapsed_time = lambda a, b: 1e-9", "torch.cuda.synchronize = lambda: None"):
+            assert verdict(solution.replace("@triton.jit", f"{patch}\n\n\n@triton.jit", 1)).failed == "parse"
 
 
 def test_inputs_are_changed_in_a_way_that_shows_in_what_ignores_a_constant():

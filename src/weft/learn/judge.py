@@ -1,5 +1,6 @@
 """Runs one exercise's stages on the learner's file: parse, run, right, safe, predict, fast."""
 
+import importlib.util
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,7 @@ def judge(
         machine: This machine's rates: see ``machine.numbers``.
     """
     began = time.monotonic()
+    _installed(exercise)
     verdict = Verdict(exercise)
     sources = {}
     try:
@@ -107,6 +109,14 @@ def judge(
         verdict.failed, verdict.why, verdict.more = rejected.stage, rejected.why, list(rejected.more)
     verdict.seconds = time.monotonic() - began
     return verdict
+
+
+def _installed(exercise: Exercise) -> None:
+    """Says how to install what an exercise needs, before anything fails for the lack of it."""
+    needed = ["torch", "triton"] if exercise.kind == "triton" else ["torch"] if exercise.requires != "nothing" else []
+    for name in needed:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"{exercise.id} needs {name}: run `make setup`, or pip install 'weft[gpu,train]'")
 
 
 def _stages(
