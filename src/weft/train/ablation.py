@@ -180,6 +180,9 @@ def _bars(found: list[Rung], axis: str, value: Callable[[Rung], Any], shown: str
 
 def _about(settings: Settings, hardware: str) -> str:
     sizes = [f"{name} {getattr(settings, name)}" for name in SIZES if hasattr(settings, name)]
+    default = {f.name: f.default for f in dataclasses.fields(settings)}
+    on = {name: getattr(settings, name) for name in OFF if name in default}
+    sizes += [f"{name} {value}" for name, value in on.items() if value not in (default[name], OFF[name])]
     return f"<h2>Techniques, one by one</h2><p>{', '.join(filter(None, (hardware, *sizes)))}</p>"
 
 
