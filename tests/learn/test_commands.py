@@ -281,3 +281,14 @@ def test_watch_checks_on_save(learn):
         process.wait(20)
     assert "\x1b[" not in "".join(lines)
     assert progress.load(learn.folder).of(FIRST.id).state == "passed"
+
+
+def test_a_narrow_terminal_without_colours_loses_nothing(learn, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "34")
+    monkeypatch.setenv("NO_COLOR", "1")
+    learn()
+    code, said = learn("check")
+    assert code == 1 and f"{learn.file}:" in said and "expected is" in said and "\x1b" not in said
+    _, said = learn("hint")
+    text = " ".join(said.split())
+    assert FIRST.hints("en")[0] in text and max(map(len, said.splitlines()[2:])) <= 34
