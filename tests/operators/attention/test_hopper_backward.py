@@ -27,9 +27,9 @@ const Sizes sizes = {int(job.shape[0]), int(job.shape[1]), int(job.shape[2]), in
                      int(job.shape[10])};
 """
 KERNEL = """
-  KERNEL(job.buffer(5), SUMS, job.buffer(10), DK, DV, job.buffer(6), job.buffer(7), job.map<TensorMap>(0),
-         job.map<TensorMap>(1), job.map<TensorMap>(2), job.map<TensorMap>(3), job.map<TensorMap>(4), job.map<TensorMap>(5),
-         sizes, of_k, of_k, float(job.factors[0]), float(job.factors[1]));
+  KERNEL(job.buffer(5), SUMS, job.buffer(10), DK, DV, job.buffer(6), job.buffer(7), job.buffer(9),
+         job.map<TensorMap>(0), job.map<TensorMap>(1), job.map<TensorMap>(2), job.map<TensorMap>(3), job.map<TensorMap>(4),
+         job.map<TensorMap>(5), sizes, of_k, of_k, Strides{STRIDES}, float(job.factors[0]), float(job.factors[1]), Cap{CAP});
 """
 LAUNCH = f"{SIZES} const Strides of_k = {{}}; job.run([&] {{ {KERNEL} }});"
 LAUNCH = LAUNCH.replace("SUMS", "job.buffer(4)").replace("DK", "job.buffer(8)").replace("DV", "job.buffer(8)")
@@ -42,7 +42,8 @@ float *const peak = job.buffer(12), *const log_sum = peak + sizes.heads * sizes.
 T *const dk = job.buffer(8), *const dv = dk + sizes.keys * of_k.row;
 const int tiles = sizes.heads * sizes.query_tiles;
 launch(tiles, 256, 1, 0, [&] {{
-  BEFORE(job.buffer(11), job.buffer(3), peak, log_sum, peak, job.buffer(5), job.buffer(9), job.buffer(6), sizes, of_q, of_q, 0);
+  BEFORE(job.buffer(11), job.buffer(3), peak, log_sum, peak, job.buffer(5), job.buffer(9), job.buffer(6), sizes, of_q,
+         of_q, 0, 1.f);
 }}, tiles);
 launch(job.scales[0], THREADS, 1, job.scales[1], [&] {{ {KERNEL} }}, job.scales[0]);
 job.run([&] {{ AFTER(job.buffer(9), job.buffer(4), job.buffer(6), sizes, of_q, float(job.factors[0])); }});
@@ -67,6 +68,8 @@ class Case:
     window: Any = None
     apart: bool = False
     packed: tuple = ()  # bounds of queries and of keys, among s and t tokens
+    softcap: float | None = None
+    mask: tuple = ()  # its shape
     blocks: int = 2
 
 
@@ -88,17 +91,22 @@ class Call:
         self.q, self.do, self.k, self.v = (
             random(*n) for n in ((case.h, case.s), (case.h, case.s), (case.g, case.t), (case.g, case.t))
         )
-        self.named = {"causal": case.causal, "window": case.window}
+        self.named = {"causal": case.causal, "window": case.window, "softcap": case.softcap}
+        self.mask = torch.rand(case.mask, generator=g) > 0.3
+        if case.mask:
+            self.mask[-1, ..., :140] = False  # a tile of keys that nothing sees
+            self.named["mask"] = self.mask
         self.bounds = [torch.tensor(b, dtype=torch.int32) for b in case.packed]
-        given = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), self.bounds, strict=False))
+        cu = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), self.bounds, strict=False))
+        given = ({"mask": self.mask} if case.mask else {}) | cu
         leaves = [x.double().requires_grad_() for x in (self.q, self.k, self.v)]
-        o, lse = reference(*leaves, return_lse=True, **self.named, **given)
+        o, lse = reference(*leaves, return_lse=True, **self.named, **cu)
         self.want = torch.autograd.grad(o, leaves, self.do.double())
         self.rows = lse * hopper_backward.LOG2E  # stands for both numbers of a row
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
             patch.setattr(hopper_backward, "IN_L2", 2 * case.h // case.g * case.s * case.d * 8)
             patch.setattr(hopper_backward, "multiprocessors", lambda device: case.blocks)
-            made = dispatch.options(tuple(given), case.causal, case.window, None, None, None, 0.0)
+            made = dispatch.options(tuple(given), case.causal, case.window, None, case.softcap, None, 0.0)
             self.o = o.detach().to(case.dtype).contiguous()
             call = dispatch.GradientCall(self.q, self.k, self.v, self.o, self.do, *given.values(), made)
             assert hopper_backward.unsupported(call) == ""
@@ -120,11 +128,14 @@ class Call:
 
     @property
     def launch(self) -> str:
-        if not self.case.packed:
-            return LAUNCH.replace("KERNEL", self.plan.main.expression)
-        text = PACKED.replace("BEFORE", self.plan.prepare[0].expression).replace("AFTER", self.plan.finish.expression)
-        kind = CTYPES[self.case.dtype]
-        return text.replace("KERNEL", self.plan.main.expression).replace("T *const", f"{kind} *const")
+        _, _, _, strides, _, _, cap = self.plan.scalars
+        text = PACKED if self.case.packed else LAUNCH
+        text = text.replace("STRIDES", f"{strides.batch}, {strides.head}, {strides.row}")
+        text = text.replace("CAP", f"{cap.cap}f, {cap.in_cap}f, {cap.out_of_cap}f").replace(
+            "KERNEL", self.plan.main.expression
+        )
+        text = text.replace("BEFORE", self.plan.prepare[0].expression).replace("AFTER", self.plan.finish.expression)
+        return text.replace("T *const", f"{CTYPES[self.case.dtype]} *const")
 
     def job(self) -> bytes:
         counter = torch.zeros(1, dtype=torch.int32)
@@ -139,8 +150,8 @@ class Call:
             10: counter,
         }
         tensors = self.q, self.k, self.v, self.do, *self.found
-        buffers |= dict(zip((6, 7), self.bounds, strict=False))
-        maps, sizes, _, _, scale, log_scale = packed_maps(
+        buffers |= dict(zip((6, 7), self.bounds, strict=False)) | {9: self.mask.view(torch.uint8)}
+        maps, sizes, _, _, _, scale, log_scale, _ = packed_maps(
             lambda: self.plan.of_tensors(*tensors), buffers, [0, 1, 2, 3, 8, 8]
         )
         shape, factors = [getattr(sizes, n) for n in sizes.names], [scale.value, log_scale.value, self.case.d]
@@ -193,9 +204,11 @@ CASES = {
     "window": Case(s=260, t=250, window=(40, 30)),
     "keys that nothing sees": Case(s=70, t=400, window=(20, 0), d=128, blocks=1),
     "packed": Case(h=2, g=1, s=230, t=330, packed=((7, 80, 80, 81, 220), (5, 20, 90, 150, 320)), causal=True, blocks=3),
+    "soft cap": Case(h=2, g=1, s=150, t=200, softcap=1.5, causal=True),
+    "masks of keys": Case(b=2, h=4, g=2, s=70, t=270, d=128, mask=(2, 4, 1, 270), causal=True),
     "packed, 128 columns": Case(d=128, s=200, t=290, packed=((0, 70, 200), (0, 150, 290)), window=(90, 20), dtype=FP16),
 }
-NEXT_HEAD = "task.begin, to += i64(sizes.query_tiles - (task.end - task.begin)) * (2 * PART)"
+NEXT_HEAD = "task.begin, mask_at += of_mask.head, to += i64(sizes.query_tiles - (task.end - task.begin)) * (2 * PART)"
 ADD_DK = "add_product<T, D>(dk, ds"
 FENCE = 'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");'
 READ = 'asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");'
@@ -222,9 +235,13 @@ MISTAKES = {
     "gradients of the tile before": ("packed, 128 columns", "task.n + row >= task.own", "true"),
     "sums of the sequence before": ("packed", "(b < 0 ? 0 : min(max(bounds[b], 0), tokens) / SIZE) + b + 1", "0"),
     "rows of the tile before": ("packed", "row < rows.end && (!PACKED || row >= rows.own)", "row < rows.end"),
+    "a slope of another row": ("soft cap", "of_rows + 8 * i);\n              s[at]", "of_rows);\n              s[at]"),
+    "what is hidden is capped": ("soft cap", "x == -INFINITE ? x : cap", "cap"),
+    "the mask of the first head": ("masks of keys", "mask_at += of_mask.head, ", ""),
+    "tiles in which nothing is hidden": ("masks of keys", "!agreed(hidden[0] || hidden[1])", "true"),
     "no mask at the left edge": ("window", "task.n >= m + M - 1 + shift - sizes.left", "true"),
 }  # fmt: skip
-LONG = ["fewer keys than queries", "keys that nothing sees"]
+LONG = ["fewer keys than queries", "keys that nothing sees", "packed, 128 columns"]
 SUITES = {"hopper_backward.cu": Suite(cuda_as_cpp.whole(hopper_backward.SOURCE), Call, CASES, MISTAKES, long=LONG)}
 
 
@@ -243,7 +260,8 @@ def chosen(d=64, dv=None, dtype=BF16, sm=90, rows=100, do=None, **call):
 
 
 TAKEN = [{}, {"d": 128, "dtype": FP16}, {"causal": True}, {"window": (3, 5)}, {"scale": 2.0}, {"rows": 1},
-         {"sinks": torch.empty(4, device="meta")}]  # fmt: skip
+         {"sinks": torch.empty(4, device="meta")}, {"softcap": 3.0, "scale": -1.0},
+         {"mask": torch.empty(2, 1, 1, 100, dtype=torch.bool, device="meta")}]  # fmt: skip
 
 
 @pytest.mark.parametrize("call", TAKEN, ids=str)
@@ -254,9 +272,9 @@ def test_hopper_takes_what_it_can(call):
 DECLINED = [
     ({"sm": 80}, "needs sm_90"), ({"sm": 100}, "sm_100"), ({"dtype": torch.float32}, "float32; it takes 16-bit floats"),
     ({"d": 96}, "head dims 96 and 96; it takes 64 and 128"), ({"d": 128, "dv": 64}, "head dims 128 and 64"),
-    ({"softcap": 3.0}, "a soft cap"), ({"scale": -1.0}, "a scale of at most 0"), ({"dropout": 0.5}, "dropout"),
-    ({"score": SCORES["near"]}, "a score"), ({"alibi": torch.empty(4, device="meta")}, "alibi; it takes causal"),
-    ({"mask": torch.empty(100, dtype=torch.bool, device="meta")}, "mask; it takes causal"),
+    ({"softcap": 1e-9}, "a softcap of 1e-09"), ({"scale": -1.0}, "a scale of -1.0"), ({"dropout": 0.5}, "dropout"),
+    ({"score": SCORES["near"]}, "score; it takes"), ({"alibi": torch.empty(4, device="meta")}, "alibi; it takes causal"),
+    ({"mask": torch.empty(100, 100, dtype=torch.bool, device="meta")}, "a mask of shape (100, 100); it takes masks of keys"),
     ({"bias": torch.empty(1, 1, 1, 100, dtype=BF16, device="meta")}, "bias; it takes causal"),
     ({"do": lambda o: o[:1, :1, :1, :1].expand_as(o)}, "'do' has no contiguous dimension"),
     ({"do": lambda o: torch.empty(2, 4, 100, 68, dtype=BF16, device="meta")[..., :64]}, "do not begin on 16 bytes"),

@@ -50,11 +50,11 @@ struct Rows {
 
 // ---- before: o, do [B, H, queries, D]; peak, log_sum, dlse [B, H, queries] ------------------------------------------------
 
-// statistics: [B, H, query tiles, 2, QUERIES], -base and delta of each row, -inf and 0 behind the last; dq: [B, H, query tiles, 2, PART].
+// statistics: [B, H, query tiles, 2, QUERIES], -base and delta of each row, -inf and 0 behind the last; unit: of peaks, in exponents of 2; dq: [B, H, query tiles, 2, PART].
 template <typename T, int D, bool PACKED>
 __global__ void __launch_bounds__(256)
     prepare(const T *o, const T *d_o, const float *peak, const float *log_sum, const float *dlse, float *statistics, float *dq, const int *bounds,
-            Sizes sizes, Strides of_o, Strides of_do, int has_dlse) {
+            Sizes sizes, Strides of_o, Strides of_do, int has_dlse, float unit) {
   constexpr int M = QUERIES<D>, LANES = D / 8, TOGETHER = 256 / LANES;  // lanes of a row, rows of the block at a time
   const int tile = blockIdx.x % sizes.query_tiles, bh = blockIdx.x / sizes.query_tiles, b = bh / sizes.heads, h = bh % sizes.heads;
   const Rows rows = Rows::of<M, PACKED>(tile, sizes, bounds);
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(256)
       const float largest = there ? peak[at] : -INFINITE;
       const bool seen = largest != -INFINITE;  // else the row has no keys: all exponents become -inf
       const int in_tile = at_first + i * TOGETHER;
-      to[in_tile] = seen ? -(largest + log_sum[at]) : -INFINITE;
+      to[in_tile] = seen ? -(largest * unit + log_sum[at]) : -INFINITE;
       to[M + in_tile] = there ? delta - (has_dlse ? dlse[at] : 0.f) : 0.f;
     }
   }
@@ -205,6 +205,31 @@ __device__ __forceinline__ float power_of_2(float x) {
   return y;
 }
 
+__device__ __forceinline__ float inverse(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ float log_of_2(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// A soft cap c on a score s: c tanh(s / c), in exponents of 2.
+struct Cap {
+  float cap, in_cap, out_of_cap;  // c log2(e); 2 log2(e) scale / c; 1 / (c log2(e))
+  __device__ __forceinline__ float of(float x) const {
+    return x == -INFINITE ? x : cap - 2.f * cap * inverse(power_of_2(x * in_cap) + 1.f);  // what is hidden stays so
+  }
+  // Its derivative, by a probability, which is exp2(capped + base): no score need be kept.
+  __device__ __forceinline__ float slope(float p, float base) const {
+    const float t = fmaxf((log_of_2(p) - base) * out_of_cap, -1.f);
+    return 1.f - t * t;
+  }
+};
+
 // sums [64, D] += a [64, 16 DEPTHS] b [16 DEPTHS, D], b's rows in shared memory, 128 bytes each of 64 columns.
 template <typename T, int D, int DEPTHS> __device__ __forceinline__ void add_product(float (&sums)[D / 2], const u32 (&a)[DEPTHS][4], u64 b) {
   wgmma_fence();
@@ -214,12 +239,14 @@ template <typename T, int D, int DEPTHS> __device__ __forceinline__ void add_pro
 }
 
 // Maps: q, k, v, do, dk, dv as (D, rows, heads, batches), in boxes of 64 x 64. PACKED: in boxes of 64 columns by a tile's rows, those of dk and dv
-// unused.
-template <typename T, int D, int SLOTS, bool DRAWN, bool PACKED>
+// unused. MASK: bytes of 0 hide keys from all queries; of_mask's rows are keys.
+template <typename T, int D, int SLOTS, bool DRAWN, bool PACKED, bool CAP, bool MASK>
 __global__ void __launch_bounds__(THREADS, 1)
-    gradients(const float *statistics, float *dq, u32 *drawn, T *dk_tokens, T *dv_tokens, const int *query_bounds, const int *key_bounds, const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
+    gradients(const float *statistics, float *dq, u32 *drawn, T *dk_tokens, T *dv_tokens, const int *query_bounds, const int *key_bounds,
+              const unsigned char *mask, const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
               const __grid_constant__ TensorMap v_map, const __grid_constant__ TensorMap do_map, const __grid_constant__ TensorMap dk_map,
-              const __grid_constant__ TensorMap dv_map, Sizes sizes, Strides of_dk, Strides of_dv, float scale, float scale_log2) {
+              const __grid_constant__ TensorMap dv_map, Sizes sizes, Strides of_dk, Strides of_dv, Strides of_mask,
+              float scale, float scale_log2, Cap cap) {
   constexpr int M = QUERIES<D>, OF_KEYS = KEYS * D * 2, OF_QUERIES = M * D * 2, OF_SCORES = KEYS * M * 2, ROW_STATISTICS = 2 * M * 4;
   constexpr int HALVES = DRAWN ? 2 : 1, DS_TILES = 3;  // places of keys and values; of ds
   extern __shared__ __align__(1024) unsigned char dynamic[];  // all there is: the swizzle asks for 1024 bytes' alignment
@@ -401,6 +428,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
       const int shift = task.keys - task.queries, own = task.n + 64 * mine + 16 * warp + lane / 4;  // and own + 8 are this thread's keys
       int tile = task.begin;
+      const unsigned char *mask_at = mask + task.b * of_mask.batch + task.g * sizes.group * of_mask.head;
       float *to = dq + ((i64(task.b * sizes.heads + task.g * sizes.group) * sizes.query_tiles + task.first_tile + tile) * 2 + mine) * PART + 4 * thread, *before = to;
       if (steps) {
         if (mine) meet(BEGUN, CONSUMERS);  // half a step behind the other
@@ -422,11 +450,16 @@ __global__ void __launch_bounds__(THREADS, 1)
         // ---- p ----
         const int m = PACKED ? min(tile * M, task.queries - M) : tile * M;
         const float *const of_rows = reinterpret_cast<const float *>(rows + slot * ROW_STATISTICS) + 2 * (lane % 4);
-        const bool all_seen = (PACKED ? task.n == task.own : task.n + KEYS <= sizes.keys) && task.n + KEYS - 1 <= m + shift + sizes.right && task.n >= m + M - 1 + shift - sizes.left;
+        bool hidden[2] = {};
+        if constexpr (MASK) {
+#pragma unroll
+          for (int half = 0; half < 2; half++) hidden[half] = own + 8 * half < task.keys && mask_at[(own + 8 * half) * of_mask.row] == 0;
+        }
+        const bool all_seen = (!MASK || !agreed(hidden[0] || hidden[1])) && (PACKED ? task.n == task.own : task.n + KEYS <= sizes.keys) && task.n + KEYS - 1 <= m + shift + sizes.right && task.n >= m + M - 1 + shift - sizes.left;
         if (!all_seen) {
 #pragma unroll
           for (int half = 0; half < 2; half++) {
-            const int j = own + 8 * half, from = j - shift - sizes.right - m - 2 * (lane % 4), seen = (PACKED ? j >= task.own : j < sizes.keys) ? sizes.left + sizes.right : -1;
+            const int j = own + 8 * half, from = j - shift - sizes.right - m - 2 * (lane % 4), seen = (PACKED ? j >= task.own : j < sizes.keys) && !hidden[half] ? sizes.left + sizes.right : -1;
 #pragma unroll
             for (int i = 0; i < M / 8; i++)
 #pragma unroll
@@ -446,7 +479,10 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
               float &x = s[at + 2 * half], &y = s[at + 2 * half + 1];
-              x = power_of_2(x * scale_log2 + base.x), y = power_of_2(y * scale_log2 + base.y);
+              if constexpr (CAP)
+                x = power_of_2(cap.of(x) + base.x), y = power_of_2(cap.of(y) + base.y);
+              else
+                x = power_of_2(x * scale_log2 + base.x), y = power_of_2(y * scale_log2 + base.y);
             }
           }
           if (D == 64 && part) {
@@ -472,6 +508,10 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
           for (int half = 0; half < 2; half++) {
             const int at = 4 * i + 2 * half;
+            if constexpr (CAP) {
+              const float2 base = *reinterpret_cast<const float2 *>(of_rows + 8 * i);
+              s[at] *= cap.slope(s[at], base.x), s[at + 1] *= cap.slope(s[at + 1], base.y);
+            }
             ds[i / 2][i % 2 * 2 + half] = pack_pair(T{}, s[at] * (dp[at] - delta.x), s[at + 1] * (dp[at + 1] - delta.y));
           }
         }
@@ -507,7 +547,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         to += 2 * PART;
         slot = next, parity = next_parity;
         if (last) break;
-        if (++tile == task.end) tile = task.begin, to += i64(sizes.query_tiles - (task.end - task.begin)) * (2 * PART);
+        if (++tile == task.end) tile = task.begin, mask_at += of_mask.head, to += i64(sizes.query_tiles - (task.end - task.begin)) * (2 * PART);
       }
       wgmma_wait<0>();
       hold(s);

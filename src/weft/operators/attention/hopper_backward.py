@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.operators.attention.hopper_forward import strides_of_mask, unsupported_options
 from weft.operators.cuda import CTYPES, CudaPlan, flags
 from weft.operators.hopper.gemm import flags_of
 from weft.operators.hopper.tensor_maps import Heads, PackedHeads, map_why_not
@@ -41,6 +42,12 @@ class Sizes(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_int) for name in names)
 
 
+class Cap(ctypes.Structure):
+    """``Cap`` of hopper_backward.cu."""
+
+    _fields_ = tuple((name, ctypes.c_float) for name in ("cap", "in_cap", "out_of_cap"))
+
+
 class Strides(ctypes.Structure):
     """``Strides`` of hopper_backward.cu."""
 
@@ -71,17 +78,14 @@ def heads_first(t: Tensor) -> Tensor:
 
 def unsupported(c: Any) -> str:
     """Why the kernels do not take a ``GradientCall`` ("" when they do)."""
-    o = c.options
     if c.sm != 90:
         return f"sm_{c.sm}; wgmma and its descriptors are of sm_90"
     if c.q.dtype not in (torch.float16, torch.bfloat16):
         return f"{c.q.dtype}; it takes 16-bit floats"
     if c.d != c.dv or c.d not in (64, 128):
         return f"head dims {c.d} and {c.dv}; it takes 64 and 128, v's as q's"
-    if more := sorted(set(o.names) - {"sinks", "cu_seqlens_q", "cu_seqlens_k"}):
-        return f"{', '.join(more)}; it takes causal, window, a positive scale, sinks and cu_seqlens"
-    if o.needs_natural_units or o.threshold:
-        return "a soft cap, a score, dropout or a scale of at most 0"
+    if reason := unsupported_options(c):
+        return reason
     if c.empty or max(c.query_tokens, c.key_tokens) > LONGEST:
         return f"{c.query_tokens} queries and {c.key_tokens} keys; it takes 1 to {LONGEST}"
     for name, t in (*c.views.items(), ("o", heads_first(c.o)), ("do", heads_first(c.do))):
@@ -117,18 +121,26 @@ class HopperGradients:
         self.maps = [PackedHeads(t, n) if c.packed else Heads(t, 64) for t, n in of_rows]
         self.maps += [Heads(t, 64) for t in gradients[1:]]
         of_o, of_do, of_dq, of_dk, of_dv = (Strides(*t.stride()[:3]) for t in (o_view, do, *gradients))
-        self.scalars = sizes, of_dk, of_dv, scale, log_scale
-        packed = flags(c.packed)
+        mask = strides_of_mask(c)
+        softcap = o.softcap or 1.0
+        cap = Cap(softcap * LOG2E, 2 * LOG2E * self.scale / softcap, 1 / (softcap * LOG2E))
+        self.scalars = sizes, of_dk, of_dv, Strides(mask[0], mask[1], mask[3]), scale, log_scale, cap
+        capped, packed = o.softcap is not None, flags(c.packed)
+        unit = ctypes.c_float(LOG2E if capped else 1.0)  # with a soft cap peaks are natural
         self.prepare = [
             CudaPlan(
-                SOURCE, f"prepare<{kind}, {d}, {packed}>", (rows, 1), 256, (sizes, of_o, of_do, ctypes.c_int(given))
+                SOURCE,
+                f"prepare<{kind}, {d}, {packed}>",
+                (rows, 1),
+                256,
+                (sizes, of_o, of_do, ctypes.c_int(given), unit),
             )
             for given in (0, 1)
         ]
         blocks = key_tiles * batches * (c.heads // c.group)
         if drawn(d):
             blocks = min(blocks, multiprocessors(q.device))
-        kernel = f"gradients<{kind}, {d}, {SLOTS}, {flags(drawn(d))}, {packed}>"
+        kernel = f"gradients<{kind}, {d}, {SLOTS}, {flags(drawn(d), c.packed, capped, 'mask' in c.given)}>"
         self.main = CudaPlan(SOURCE, kernel, (blocks, 1), THREADS, (), 1, shared_bytes(d))
         self.finish = CudaPlan(SOURCE, f"finish<{kind}, {d}, {packed}>", (rows, 1), 256, (sizes, of_dq, scale))
 
@@ -147,7 +159,8 @@ class HopperGradients:
         if q.is_cuda:
             main = main.at(self.of_tensors, q, k, v, do, found["k"], found["v"])
             counter = flags_of(q.device, 1)
-        main(statistics, sums, counter, found["k"], found["v"], *bounds)
+        mask = given["mask"].view(torch.uint8) if "mask" in given else q
+        main(statistics, sums, counter, found["k"], found["v"], *bounds, mask)
         self.finish(sums, found["q"], bounds[0])
         if "sinks" in wanted:
             base, delta = statistics.unbind(3)  # rows behind the last have a base of -inf: no share

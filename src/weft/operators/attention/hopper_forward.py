@@ -82,17 +82,9 @@ def candidates(sm: int, dtype: torch.dtype, d: int, dv: int, masked: bool, queri
 configuration = Configurations(__file__, "hopper_forward", heuristic, candidates)
 
 
-def unsupported(c: Any) -> str:
-    """Why the kernel does not take an AttentionCall ("" when it does)."""
+def unsupported_options(c: Any) -> str:
+    """Why no kernel of Hopper's takes them ("" where forward and backward do)."""
     o = c.options
-    if c.empty:
-        return (
-            f"{c.query_tokens} queries and {c.key_tokens} keys of {c.batches} x {c.heads} heads; TMA wants some of each"
-        )
-    if c.sm != 90:
-        return f"needs sm_90, this is sm_{c.sm}"
-    if c.q.dtype not in SIXTEEN_BITS:
-        return f"{c.q.dtype}; it takes float16 and bfloat16"
     taken = [name for name in ("bias", "alibi") if name in c.given] + ["score"] * (o.score is not None)
     if taken or o.threshold:
         words = ", ".join(taken + ["dropout"] * (o.threshold > 0))
@@ -103,6 +95,21 @@ def unsupported(c: Any) -> str:
         return f"a softcap of {o.softcap}; it takes 2**-20 to 2**20"
     if o.softcap is None and o.scale is not None and o.scale <= 0:
         return f"a scale of {o.scale}, which is not positive"
+    return ""
+
+
+def unsupported(c: Any) -> str:
+    """Why the kernel does not take an AttentionCall ("" when it does)."""
+    if c.empty:
+        return (
+            f"{c.query_tokens} queries and {c.key_tokens} keys of {c.batches} x {c.heads} heads; TMA wants some of each"
+        )
+    if c.sm != 90:
+        return f"needs sm_90, this is sm_{c.sm}"
+    if c.q.dtype not in SIXTEEN_BITS:
+        return f"{c.q.dtype}; it takes float16 and bfloat16"
+    if reason := unsupported_options(c):
+        return reason
     if widths(c.d, c.dv) is None or c.d % 8 or c.dv % 8:
         return f"head dims {c.d} and {c.dv}; it takes multiples of 8 up to 256"
     if c.heads * c.query_tokens * (1 if c.packed else c.batches) >= 2**31:
@@ -122,9 +129,8 @@ class HopperForward:
 
     def __init__(self, c: Any, o: Tensor):
         left, right = c.options.left, c.options.right
-        whole = (
-            c.packed and c.options.batch_invariant
-        )  # then the others' tokens do not say whether a bound hides anything
+        # then the others' tokens do not say whether a bound hides anything
+        whole = c.packed and c.options.batch_invariant
         left_bound = left is not None and (whole or left < c.key_tokens - 1)
         right_bound = right is not None and (whole or right < c.query_tokens - 1)
         found = widths(c.d, c.dv)
