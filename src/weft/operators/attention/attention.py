@@ -104,6 +104,8 @@ attention = Operator(
             workload("bf16", B=4, H=32, S=4096, T=4096, D=128, kv_heads=8, causal=True),
             workload("bf16", B=4, H=64, S=4096, T=4096, D=64, kv_heads=8, causal=True, left=127, sinks=True),
             workload("bf16", B=4, H=16, S=4096, T=4096, D=192, dv=128, causal=True),
+            workload("bf16", B=4, H=8, S=4096, T=4096, D=256, kv_heads=4, causal=True, softcap=5000),
+            workload("bf16", B=4, H=16, S=4096, T=4096, D=128, mask="keys"),
             workload("bf16", B=4, H=16, S=4097, T=4097, D=128, causal=True),
             workload("bf16", B=23, H=16, S=704, T=704, D=128, causal=True),
         ],
