@@ -1,6 +1,7 @@
 """Attention's gradients on Hopper: the kernel emulated on a CPU, what it is chosen for, and on a GPU right gradients in little
 memory."""
 
+import math
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -242,7 +243,56 @@ MISTAKES = {
     "no mask at the left edge": ("window", "task.n >= m + M - 1 + shift - sizes.left", "true"),
 }  # fmt: skip
 LONG = ["fewer keys than queries", "keys that nothing sees", "packed, 128 columns"]
-SUITES = {"hopper_backward.cu": Suite(cuda_as_cpp.whole(hopper_backward.SOURCE), Call, CASES, MISTAKES, long=LONG)}
+
+
+class Statistics(Call):
+    """Of packed sequences ``prepare`` alone, with a gradient of the log-sum-exp too: what the gradient of sinks is made of."""
+
+    def __init__(self, case: Case, seed: int = 0):
+        super().__init__(case, seed)
+        g = torch.Generator().manual_seed(seed)
+        self.sinks, self.dlse = torch.randn(case.h, generator=g), torch.randn(case.h, case.s, generator=g)
+        leaf = self.sinks.double().requires_grad_()
+        cu = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), self.bounds, strict=True))
+        q, k, v = (t.double().nan_to_num() for t in (self.q, self.k, self.v))
+        o, lse = reference(q, k, v, return_lse=True, sinks=leaf, **self.named, **cu)
+        self.o = o.detach().to(case.dtype).contiguous()
+        loss = o * self.do.double().nan_to_num()
+        (self.want,) = torch.autograd.grad(loss.sum() + (lse * self.dlse).sum(), leaf)
+        self.rows = torch.stack([lse.detach() * hopper_backward.LOG2E, torch.zeros_like(lse)]).float()
+
+    @property
+    def launch(self) -> str:
+        return f"""{SIZES}
+const i64 d = {self.case.d};
+const Strides of_q = {{0, d, sizes.heads * d}};
+float *const peak = job.buffer(8), *const log_sum = peak + sizes.heads * sizes.queries;
+job.run([&] {{
+  {self.plan.prepare[1].expression}(job.buffer(0), job.buffer(1), peak, log_sum, job.buffer(2), job.buffer(4), job.buffer(9),
+                                    job.buffer(6), sizes, of_q, of_q, 1, 1.f);
+}});
+"""
+
+    def job(self) -> bytes:
+        sizes, statistics = self.plan.scalars[0], torch.full(self.plan.statistics, torch.nan)
+        buffers = {0: self.o, 1: self.do, 2: self.dlse, 4: statistics, 6: self.bounds[0], 8: self.rows, 9: self.sums}
+        numbers = [getattr(sizes, n) for n in sizes.names]
+        return job(self.plan.prepare[1], self.seed, buffers, shape=numbers, factors=[])
+
+    def what_is_wrong(self, found: bytes) -> str:
+        made = tensor_of(found[: 4 * math.prod(self.plan.statistics)], torch.float32).view(self.plan.statistics)
+        got = hopper_backward.gradient_of_sinks(self.sinks, made)
+        return difference("the gradient of sinks", got, self.want, 2e-2 * self.want.abs().max())
+
+
+OF_STATISTICS = {
+    "NaN of no sequence": ("packed", "if (PACKED && !rows.of_sequence) delta = 0.f;", ""),
+    "statistics of no tile": ("packed", "if (threadIdx.x < M) to[threadIdx.x] = -INFINITE, to[M + threadIdx.x] = 0.f;", ""),
+}
+SUITES = {
+    "hopper_backward.cu": Suite(cuda_as_cpp.whole(hopper_backward.SOURCE), Call, CASES, MISTAKES, long=LONG),
+    "prepare": Suite(cuda_as_cpp.whole(hopper_backward.SOURCE), Statistics, {"packed": CASES["packed"]}, OF_STATISTICS),
+}
 
 
 def chosen(d=64, dv=None, dtype=BF16, sm=90, rows=100, do=None, **call):

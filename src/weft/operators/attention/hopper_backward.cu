@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(256)
   float4 *const zeros = reinterpret_cast<float4 *>(dq + i64(blockIdx.x) * (2 * PART));
 #pragma unroll
   for (int i = 0; i < 2 * PART / 4 / 256; i++) zeros[i * 256 + threadIdx.x] = {0.f, 0.f, 0.f, 0.f};
-  if (PACKED && (rows.own >= rows.end || !rows.of_sequence)) {  // a number without a tile; tokens of no sequence have no share in anything
+  if (PACKED && rows.own >= rows.end) {  // a number without a tile
     if (threadIdx.x < M) to[threadIdx.x] = -INFINITE, to[M + threadIdx.x] = 0.f;
     return;
   }
@@ -91,6 +91,7 @@ __global__ void __launch_bounds__(256)
       const bool seen = largest != -INFINITE;  // else the row has no keys: all exponents become -inf
       const int in_tile = at_first + i * TOGETHER;
       to[in_tile] = seen ? -(largest * unit + log_sum[at]) : -INFINITE;
+      if (PACKED && !rows.of_sequence) delta = 0.f;  // o is 0 there, and do may be NaN
       to[M + in_tile] = there ? delta - (has_dlse ? dlse[at] : 0.f) : 0.f;
     }
   }

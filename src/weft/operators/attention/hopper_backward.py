@@ -94,6 +94,13 @@ def unsupported(c: Any) -> str:
     return ""
 
 
+def gradient_of_sinks(sinks: Tensor, statistics: Tensor) -> Tensor:
+    """By the statistics that ``prepare`` makes: rows behind the last have a base of -inf, which is no share."""
+    base, delta = statistics.unbind(3)
+    share = torch.exp2(sinks.float()[:, None, None] * LOG2E + base)
+    return -(share * delta).sum((0, 2, 3)).to(sinks.dtype)
+
+
 class HopperGradients:
     """Calls the kernels: ``prepare``, ``gradients``, ``finish``. Sums of dq are in fp32, B·H·Sq·D of them beside the results;
     their order, and so the last bits of dq, differ from run to run."""
@@ -163,9 +170,7 @@ class HopperGradients:
         main(statistics, sums, counter, found["k"], found["v"], *bounds, mask)
         self.finish(sums, found["q"], bounds[0])
         if "sinks" in wanted:
-            base, delta = statistics.unbind(3)  # rows behind the last have a base of -inf: no share
-            share = torch.exp2(given["sinks"].float()[:, None, None] * LOG2E + base)
-            found["sinks"] = -(share * delta).sum((0, 2, 3)).to(given["sinks"].dtype)
+            found["sinks"] = gradient_of_sinks(given["sinks"], statistics)
         return found
 
     def of_tensors(self, *tensors: Tensor) -> tuple[Any, ...]:
