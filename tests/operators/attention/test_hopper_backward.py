@@ -287,7 +287,11 @@ job.run([&] {{
 
 OF_STATISTICS = {
     "NaN of no sequence": ("packed", "if (PACKED && !rows.of_sequence) delta = 0.f;", ""),
-    "statistics of no tile": ("packed", "if (threadIdx.x < M) to[threadIdx.x] = -INFINITE, to[M + threadIdx.x] = 0.f;", ""),
+    "statistics of no tile": (
+        "packed",
+        "if (threadIdx.x < M) to[threadIdx.x] = -INFINITE, to[M + threadIdx.x] = 0.f;",
+        "",
+    ),
 }
 SUITES = {
     "hopper_backward.cu": Suite(cuda_as_cpp.whole(hopper_backward.SOURCE), Call, CASES, MISTAKES, long=LONG),
