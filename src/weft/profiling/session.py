@@ -1,12 +1,22 @@
 """``with weft.profile() as p: … p.step()``: PyTorch's profiler over a few steps of a loop, and nothing outside of them."""
 
+import contextlib
 import os
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 INSTALL = "pip install 'weft[gpu]'"
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without PyTorch's word that events of an earlier cycle are gone: there is one cycle."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning: Profiler clears events", category=UserWarning)
+        yield
 
 
 class profile:
@@ -89,7 +99,8 @@ class profile:
         """Call it at the end of each step of the loop. After the last active one it does nothing."""
         self.steps += 1
         if self._running:
-            self._profiler.step()
+            with quiet():
+                self._profiler.step()
         elif self.steps == self.wait:
             self._start()
 
@@ -101,7 +112,8 @@ class profile:
             6,
         ):  # before, graphs and teardown crash
             os.environ.setdefault("TEARDOWN_CUPTI", "1")  # else each launch afterwards costs the host 2 µs more
-        self._profiler.start()
+        with quiet():
+            self._profiler.start()
         self._running = True
 
     @property
