@@ -132,8 +132,10 @@ class Checks:
         if hasattr(got, "item") and not getattr(got, "shape", ()):
             got = got.item()
         if isinstance(expected, list | tuple):
-            if not isinstance(got, list | tuple) or len(got) != len(expected):
+            if not isinstance(got, list | tuple):
                 raise Rejected(stage, _differs(what, got, expected))
+            if len(got) != len(expected):
+                raise Rejected(stage, _other_length(what, got, expected))
             for i, (g, e) in enumerate(zip(got, expected, strict=True)):
                 self._compare(g, e, f"{what}[{i}]", rtol, atol, stage)
             return
@@ -433,6 +435,18 @@ def _number(x: Any) -> str:
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _other_length(what: str, got: Any, expected: Any) -> Text:
+    """A list of another length, and where it first differs."""
+    pairs = enumerate(zip(got, expected, strict=False))
+    at = next((i for i, (g, e) in pairs if not _same(g, e, 0.0, 0.0)), min(len(got), len(expected)))
+    shown = [_short(values[at]) if at < len(values) else "–" for values in (got, expected)]
+    return Text(
+        f"{what} returned {len(got)} items; expected are {len(expected)}. The first difference is [{at}]: {shown[0]}, "
+        f"expected {shown[1]}",
+        f"{what} 返回了 {len(got)} 项；应为 {len(expected)} 项。第一处不同：[{at}]：{shown[0]}，应为 {shown[1]}",
+    )
 
 
 def _differs(what: str, got: Any, expected: Any) -> Text:
