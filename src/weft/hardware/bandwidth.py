@@ -93,18 +93,21 @@ def _copy_s(target: Any, source: Any) -> float:
     return _seconds(lambda: target.copy_(source, non_blocking=True))
 
 
-def _both(first: Callable[[], Any], second: Callable[[], Any]) -> float:
-    """Median seconds until both of two calls, on two streams, are done."""
+def _both(first: Callable[[], Any], second: Callable[[], Any], other: int | None = None) -> float:
+    """Median seconds until both of two calls are done. The second has streams of its own, on device ``other`` too: a copy
+    between devices waits for the current streams of both."""
     import torch
 
-    side = torch.cuda.Stream()
+    sides = ([torch.cuda.Stream(other)] if other is not None else []) + [torch.cuda.Stream()]
 
     def call() -> None:
         begin = torch.cuda.Event()
         begin.record()
-        side.wait_event(begin)
         first()
-        with torch.cuda.stream(side):
+        with contextlib.ExitStack() as streams:
+            for side in sides:  # the last one entered is the current device's
+                side.wait_event(begin)
+                streams.enter_context(torch.cuda.stream(side))
             second()
             end = torch.cuda.Event()
             end.record()
@@ -239,7 +242,9 @@ def _peers(add: Callable[..., None], a: int, b: int, size: int, links: topology.
         with torch.cuda.device(a):
             back = torch.empty_like(source)
             other = torch.empty_like(target)
-            both = _both(lambda: target.copy_(source, non_blocking=True), lambda: back.copy_(other, non_blocking=True))
+            both = _both(
+                lambda: target.copy_(source, non_blocking=True), lambda: back.copy_(other, non_blocking=True), b
+            )
         add("devices, both directions, copy engine", *names, 2 * size / both / 1e9)
     if not peer:
         notes.append(f"GPU{a} and GPU{b}: copies go through the host, no peer access; SM copies are not measured")
