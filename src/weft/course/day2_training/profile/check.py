@@ -23,7 +23,7 @@ def expected(w1, w2, images, labels, batches):
 
 
 def check(learner, t):
-    for n, epochs, size in ((50, 2, 16), (300, 3, 64)):
+    for n, epochs, size in ((50, 2, 16), (250, 2, 64)):
         n += t.integers(1, 15)
         images = t.rng.integers(0, 17, (n, 20), dtype=np.uint8)
         labels = t.rng.integers(0, 5, n)
