@@ -3,6 +3,7 @@
 Each is resolved from the registry when it is first used. ``explain`` says which implementation a call would take.
 """
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -22,13 +23,14 @@ def __dir__() -> list[str]:
     return [*registry.names(), "explain"]
 
 
-def explain(operator: str, /, *args: Any, direction: str = "forward", **kwargs: Any) -> Any:
+def explain(operator: str, /, *args: Any, direction: str = "forward", compiled: bool = False, **kwargs: Any) -> Any:
     """Which implementation ``weft.ops.<operator>`` takes for these arguments, and why.
 
     Args:
         operator: its name.
         args, kwargs: the arguments of the call.
         direction: ``forward`` or ``backward``, whose gradient is assumed to lie in memory as the result does.
+        compiled: of the call under ``torch.compile`` or ``torch.export``.
 
     Returns:
         A :class:`weft.operators.call.Choice` with ``implementation`` and ``reason``.
@@ -49,5 +51,8 @@ def explain(operator: str, /, *args: Any, direction: str = "forward", **kwargs: 
         given = inspect.signature(found.public).bind(*args, **kwargs)
     except TypeError as error:
         raise TypeError(f"explain: {operator}() {error}") from None
+    from weft.operators import call
+
     asked = {} if direction == "forward" else {"direction": direction}
-    return found.chooser(*given.args, **given.kwargs, **asked)
+    with call.as_if_traced() if compiled else contextlib.nullcontext():
+        return found.chooser(*given.args, **given.kwargs, **asked)

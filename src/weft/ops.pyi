@@ -573,5 +573,5 @@ def vectorized_access(x: Tensor, width: int = 16) -> Tensor:
 def weight_only_matmul(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """A linear layer's product for few rows with a quantised weight: x · wᵀ + bias."""
 
-def explain(operator: str, /, *args: Any, direction: str = "forward", **kwargs: Any) -> Choice:
+def explain(operator: str, /, *args: Any, direction: str = "forward", compiled: bool = False, **kwargs: Any) -> Choice:
     """Which implementation ``weft.ops.<operator>`` takes for these arguments, and why."""

@@ -127,3 +127,17 @@ def test_what_an_operator_lacks_is_pytorchs():
 
         assert torch.compile(call, backend=seen)(Q, K, V).isfinite().all()
         assert targets and not any("weft" in target for target in targets)
+
+
+def test_explain_says_what_a_compiler_sees():
+    calls = {
+        "attention": ((Q, K, V), {"window": (3, None)}, "triton"),
+        "rotary_embedding": ((Q, Q, COS[:4], SIN[:4]), {}, "triton"),
+        "linear_cross_entropy": ((random(7, 16), random(37, 16), TARGET), {}, "chunked"),
+        "swiglu": ((Q, Q), {}, "torch"), "rms_norm": ((Q,), {}, "torch"), "add_rms_norm": ((Q, Q), {}, "torch"),
+    }  # fmt: skip
+    for name, (arguments, options, wanted) in calls.items():
+        choice = ops.explain(name, *arguments, compiled=True, **options)
+        assert choice.implementation == wanted and choice.reason.startswith("traced"), (name, choice)
+        assert not ops.explain(name, *arguments).reason.startswith("traced")
+    assert ops.explain("rms_norm", random(2, 4100), compiled=True).implementation == "triton"

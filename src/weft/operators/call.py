@@ -1,7 +1,8 @@
 """What the public functions share: the test for the eager fast path, casts, and the choice that they report."""
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,11 +142,25 @@ def product_dtype(t: torch.Tensor) -> torch.dtype:
     return t.dtype
 
 
+_as_if_traced = False  # by ``as_if_traced``
+
+
+@contextlib.contextmanager
+def as_if_traced() -> Iterator[None]:
+    """Within it the tables are asked what a call takes under a compiler."""
+    global _as_if_traced
+    previous, _as_if_traced = _as_if_traced, True
+    try:
+        yield
+    finally:
+        _as_if_traced = previous
+
+
 def traced(*tensors: torch.Tensor) -> bool:
     """Whether the call is traced rather than run: by ``torch.compile``, ``export``, ``vmap``, ``make_fx``, or with fake or
     wrapped tensors. PyTorch's own operators have rules for all of these, and a compiler fuses them with their neighbours."""
     if compile_request() is not None:
         return False
-    if torch.compiler.is_compiling() or transformed():
+    if torch.compiler.is_compiling() or _as_if_traced or transformed():
         return True
     return any(t.__class__ not in PLAIN for t in tensors) or get_proxy_mode() is not None

@@ -116,3 +116,19 @@ def test_long_rows_that_lie_side_by_side_have_the_right_mean_and_variance(column
     assert y.stride() == x.stride()
     errors = [float((t.double() - wanted).abs().max()) for t in (y, F.layer_norm(x, (columns,)))]
     assert errors[0] <= max(2 * errors[1], 2e-6)
+
+
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, HALF])
+@pytest.mark.parametrize("shape", [(3, 40), (2, 2, 1030)])
+def test_without_a_residual_what_is_passed_on_is_x_and_its_gradient_is_added(centered, dtype, shape):
+    add, alone = (ops.add_layer_norm, ops.layer_norm) if centered else (ops.add_rms_norm, ops.rms_norm)
+    x, weight = drawn(*shape, dtype=dtype), drawn(shape[-1], seed=1, dtype=dtype)
+    agree(lambda x, w: add(x, None, w), lambda x, w: (alone(x, w), x * 1), x, weight)
+    y, h = add(x.requires_grad_(), None, weight)
+    assert type(y.grad_fn).__name__ == "PassedOnBackward" and h.data_ptr() == x.data_ptr()
+    assert add(x.detach(), None)[1].data_ptr() == x.data_ptr()
+    name = "add_layer_norm" if centered else "add_rms_norm"
+    assert ops.explain(name, x, None, weight) == ops.explain(name.removeprefix("add_"), x, weight)
+    x = x.detach().double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: add(x, None), (x,))
