@@ -10,6 +10,9 @@ from weft import ops
 from weft.nn import huggingface
 
 # B batch, S tokens, D width, V vocabulary
+MARK = "_weft_part"  # of a module whose forward is replaced: its part
+HEAD = "head"
+USUAL = ("ForCausalLM", None)  # losses, by transformers' names
 
 
 def head(self: Any, hidden: Tensor, labels: Tensor | None = None, **loss: Any) -> Tensor:
@@ -30,10 +33,9 @@ def shifted(labels: Tensor, ignore_index: int) -> Tensor:
 def with_fused_loss(cls: Any) -> Any:
     """``cls.forward``, which with labels gives the loss and no logits while the model trains; ``skip_logits=False`` asks for
     both, ``True`` for the loss alone in evaluation too."""
-    from transformers.loss.loss_utils import (
-        ForCausalLMLoss,
-    )  # not in the functions: a compiler does not follow lazy modules
-    from transformers.modeling_outputs import CausalLMOutputWithPast
+    from transformers.modeling_outputs import (
+        CausalLMOutputWithPast,
+    )  # not below: a compiler does not follow lazy modules
 
     theirs: Any = cls.forward
 
@@ -44,14 +46,7 @@ def with_fused_loss(cls: Any) -> Any:
     ) -> Any:  # fmt: skip
         skip = self.training if skip_logits is None else skip_logits
         some = named.get("logits_to_keep", 0)
-        if (
-            labels is None
-            or not skip
-            or more
-            or isinstance(some, Tensor)
-            or some
-            or not _fusable(self, ForCausalLMLoss)
-        ):
+        if labels is None or not skip or more or isinstance(some, Tensor) or some or not _fusable(self):
             asked = named if labels is None else {**named, "labels": labels}
             return theirs(self, input_ids, attention_mask, position_ids, *more, **asked)
         named |= {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
@@ -60,10 +55,11 @@ def with_fused_loss(cls: Any) -> Any:
     return forward
 
 
-def _fusable(model: Any, usual: Any) -> bool:
-    """Whether the head is the one that was patched (an adapter may have wrapped it since), and the loss the usual one."""
-    ours = getattr(vars(model.lm_head).get("forward"), "__func__", None) is head
-    return ours and model.loss_function is usual
+def _fusable(model: Any) -> bool:
+    """Whether the head is the one that was patched (an adapter may have wrapped it since), and the loss the usual one. By plain
+    attributes, which every compiler follows."""
+    ours = getattr(model.lm_head, MARK, None) == HEAD
+    return ours and getattr(model, "_loss_function", None) is None and getattr(model, "loss_type", None) in USUAL
 
 
 def _plain(config: Any, named: dict[str, Any]) -> bool:

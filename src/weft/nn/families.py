@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from weft import ops
+from weft.nn.causal_loss import MARK
 from weft.nn.projections import GEGLU, GEGLU_TANH, SWIGLU, Gated, gated_projection, hooked, projected, projected_at_once
 
 # B batch, S tokens, H heads of queries, G heads of keys and values, D head dim, R rotated columns
@@ -92,7 +93,7 @@ LAYERS = {
 
 def summed(norm: Any, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """``norm(h)`` and h = residual + x, in one pass where the norm is a patched one without hooks."""
-    ours = getattr(vars(norm).get("forward"), "__func__", None) in (rms_norm, rms_norm_about_one)
+    ours = getattr(norm, MARK, None) == "rms_norm"
     if not ours or hooked(norm):
         h = x if residual is None else residual + x
         return norm(h), h

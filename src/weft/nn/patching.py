@@ -10,6 +10,7 @@ import torch
 
 from weft.definition import UnknownName
 from weft.nn import causal_loss, huggingface
+from weft.nn.causal_loss import MARK
 from weft.nn.families import FAMILIES, PARTS, forward_of, part_of
 
 NAME = "weft.patch"
@@ -17,7 +18,6 @@ BY = {  # part: what computes it
     "attention": "attention", "rotary": "rotary_embedding", "rms_norm": "rms_norm", "mlp": "swiglu, geglu",
     "residual": "add_rms_norm", "loss": "linear_cross_entropy",
 }  # fmt: skip
-MARK = "_weft_part"  # of a module whose forward is replaced: its part
 BEFORE = "_weft_attention_before"  # of a model: its attention implementation
 
 
@@ -151,7 +151,7 @@ def _replace(module: Any, family: str, part: str) -> str:
         return f"its lm_head is {type(output).__name__}; expected a torch.nn.Linear as it was made"
     cls: Any = type(module)
     _set(module, causal_loss.with_fused_loss(cls), part)
-    _set(output, causal_loss.head, "head")
+    _set(output, causal_loss.head, causal_loss.HEAD)
     return ""
 
 
