@@ -439,8 +439,8 @@ def _short(value: Any) -> str:
 
 def _other_length(what: str, got: Any, expected: Any) -> Text:
     """A list of another length, and where it first differs."""
-    pairs = enumerate(zip(got, expected, strict=False))
-    at = next((i for i, (g, e) in pairs if not _same(g, e, 0.0, 0.0)), min(len(got), len(expected)))
+    pairs = [] if any(hasattr(v, "shape") for v in (*got, *expected)) else list(zip(got, expected, strict=False))
+    at = next((i for i, (g, e) in enumerate(pairs) if not _same(g, e, 0.0, 0.0)), min(len(got), len(expected)))
     shown = [_short(values[at]) if at < len(values) else "–" for values in (got, expected)]
     return Text(
         f"{what} returned {len(got)} items; expected are {len(expected)}. The first difference is [{at}]: {shown[0]}, "
