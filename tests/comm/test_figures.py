@@ -2,11 +2,13 @@
 
 import json
 import random
+from itertools import accumulate
 
 import pytest
 import torch
+from rich.console import Console
 
-from weft.comm import environment, measure, verdict
+from weft.comm import environment, measure, terminal, verdict
 from weft.comm.collectives import COLLECTIVES, Collective, find, uneven
 from weft.comm.model import AlphaBeta, fit
 from weft.comm.settings import EXACT, ITEM_BYTES, Settings, sizes
@@ -121,7 +123,7 @@ def record(**more):
         "collective": "all_reduce", "bytes": 64 << 20, "dtype": "fp32", "time_us": 300.0, "algbw": 200.0, "busbw": 200.0,
         "backend": "nccl", "op": "sum", "root": None, "in_place": True, "mode": "stream", "registered": False, "ranks": 2,
         "subgroups": None, "p20_us": 290.0, "p50_us": 300.0, "p80_us": 310.0, "spikes": [], "straggler": None, "late_us": [],
-        "iterations": 20,
+        "spike_count": 0, "iterations": 20,
     }  # fmt: skip
     return base | more
 
@@ -158,6 +160,29 @@ def test_stragglers_and_spikes_are_named():
     assert spiky["straggler"] is None or spiky["straggler"] == 2
     assert [(s["iteration"], s["slowest_rank"]) for s in spiky["spikes"]] == [(7, 2)]
     assert any("slowest on rank 2" in text for text in verdict.oddities(spiky))
+
+
+def test_only_the_worst_spikes_are_listed():
+    point = type("P", (), {"settings": Settings(bytes=[4096]), "bytes": 4096, "count": 1024, "in_place": True})()
+    point.collective, point.group = COLLECTIVES["all_reduce"], type("G", (), {"size": 1, "backend": "gloo"})()
+    slow = {2 * i: 1000.0 + 10 * i for i in range(12)}  # the later, the worse
+    stamps = [0.0, *accumulate(slow.get(i, 100.0) for i in range(40))]
+    one = {"stamps_us": stamps, "base_us": 0.0, "host": "a", "wrong": 0, "per_stamp": 1}
+    found = measure.record(point, (one,))
+    assert found["spike_count"] == 12 and [s["iteration"] for s in found["spikes"]] == list(range(8, 24, 2))
+    assert "12 of 40 iterations" in verdict.oddities(found)[0]
+
+
+@pytest.mark.parametrize("columns, cells", [(80, 10), (113, 10), (114, 12), (200, 12)])
+def test_the_table_fits_the_terminal(columns, cells, monkeypatch, capsys):
+    monkeypatch.setattr(terminal, "out", Console(width=columns, force_terminal=True))
+    monkeypatch.setattr(terminal, "print_line", print)
+    terminal.Table(as_json=False).add(
+        record(dtype="fp8_e4m3", count=64 << 20, p99_us=9e6, time_us=123456.78, wrong=123456, algbw=0.01234)
+    )
+    lines = capsys.readouterr().out.splitlines()[1:4]
+    assert [len(line.lstrip("# ").split()) for line in (lines[0], lines[2])] == [cells, cells]
+    assert max(map(len, lines)) <= columns and ("p99" in lines[0]) == (cells == 12)
 
 
 def test_comparison_with_an_earlier_run(tmp_path):
@@ -206,6 +231,9 @@ def test_environment(monkeypatch):
         (("--ranks", 2, "--root", 2), "expected a rank from 0 to 1"),
         (("--ranks", 2, "--min", "1K", "--max", "512"), "below min"),
         (("--ranks", 2, "--compare", "none.json"), "no file 'none.json'"),
+        (("--ranks", 2, "--port", 65536), "port is 65536; expected 1 to 65535"),
+        (("--ranks", 2, "--plot", "none/x.svg"), "there is no folder 'none'"),
+        (("--ranks", 2, "--plot", "x.pdf"), "ends in .png or .svg"),
         (("none.py", "--ranks", 2), "no file 'none.py'"),
     ],
 )

@@ -80,6 +80,12 @@ def comm(
         raise ValueError("barrier has no CUDA graph: its host waits; leave it out")
     names = names or [n for n in known.COLLECTIVES if mode != "graph" or n != "barrier"]
     found = known.find(names)
+    if not 0 <= port < 1 << 16:
+        raise ValueError(f"port is {port}; expected 1 to 65535, or 0 for any")
+    if plot:
+        from weft.comm.plot import check, draw
+
+        check(plot)
     if who is None or who.rank == 0:
         earlier = _earlier(compare, backend, ranks) if compare else None
         if warning := environment.shm_warning(ranks):
@@ -100,14 +106,12 @@ def comm(
     def finish() -> None:
         """Prints what there is: all of it, or what was finished before a failure."""
         table.finish()
-        if plot and table.records:
-            from weft.comm.plot import draw
-
-            told(f"# {draw(table.records, table.about, plot)}")
         if earlier is not None:
             print_changes(verdict.changes(table.records, earlier), told if as_json else print_line)
         if as_json:
             print_json({"records": table.records})
+        if plot and table.records:
+            told(f"# {draw(table.records, table.about, plot)}")
 
     if who is not None:
         _join(settings, found, backend, who, begin, add, finish)

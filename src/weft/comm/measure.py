@@ -22,6 +22,7 @@ WARM_UP = 3
 IN_FLIGHT = 4  # calls, in mode async
 IN_GRAPH = 10  # calls, in mode graph
 SPIKE = 3.0  # times the median
+SPIKES_KEPT = 8  # of a point, the worst
 LATE_SHARE, LATE_US = 0.5, 20.0  # of the median, and at least: how late a rank enters that others wait for
 Empty = Callable[[int, torch.dtype], Any]  # allocates so many elements
 
@@ -239,6 +240,8 @@ def record(point: Point, found: tuple[dict[str, Any], ...]) -> dict[str, Any]:
         _lateness(found) if not point.collective.rooted and point.collective.name != "send_recv" else [0.0] * len(found)
     )
     straggler = max(range(len(late)), key=lambda r: late[r])
+    spikes = [i for i, t in enumerate(each) if t > SPIKE * middle and t > middle + LATE_US]
+    worst = sorted(sorted(spikes, key=lambda i: -each[i])[:SPIKES_KEPT])
     return {
         "collective": point.collective.name,
         "bytes": size,
@@ -264,10 +267,10 @@ def record(point: Point, found: tuple[dict[str, Any], ...]) -> dict[str, Any]:
         "max_us": max(each),
         "rank_us": [statistics.mean(times) for times in by_rank],
         "spikes": [
-            {"iteration": i, "time_us": t, "slowest_rank": max(range(len(by_rank)), key=lambda r: by_rank[r][i])}
-            for i, t in enumerate(each)
-            if t > SPIKE * middle and t > middle + LATE_US
+            {"iteration": i, "time_us": each[i], "slowest_rank": max(range(len(by_rank)), key=lambda r: by_rank[r][i])}
+            for i in worst
         ],
+        "spike_count": len(spikes),
         "straggler": straggler if late[straggler] > max(LATE_SHARE * middle, LATE_US) else None,
         "late_us": late,
     }

@@ -1,6 +1,7 @@
 """Bus bandwidth and time over the size, log-log, beside the fit and the link's peak."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,28 @@ from weft.drawing.palette import LIGHT as INK
 MARKS = "os^vD<>Ph*Xd"
 
 
-def draw(records: Sequence[dict[str, Any]], about: dict[str, Any], path: str) -> Path:
-    """Writes the picture and returns its path.
+def check(path: str) -> None:
+    """Before anything is measured.
 
     Raises:
         ModuleNotFoundError: no matplotlib.
-        ValueError: another suffix than .png or .svg.
+        ValueError: another suffix than .png or .svg, or no such folder.
     """
     file = Path(path)
     if file.suffix not in (".png", ".svg"):
         raise ValueError(f"plot is '{path}'; expected a file that ends in .png or .svg")
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(
-            "--plot needs matplotlib: pip install 'weft[pictures]'", name=missing.name
-        ) from missing
+    if not file.parent.is_dir():
+        raise ValueError(f"plot is '{path}'; there is no folder '{file.parent}'")
+    if find_spec("matplotlib") is None:
+        raise ModuleNotFoundError("--plot needs matplotlib: pip install 'weft[pictures]'", name="matplotlib")
+
+
+def draw(records: Sequence[dict[str, Any]], about: dict[str, Any], path: str) -> Path:
+    """Writes the picture and returns its path."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    file = Path(path)
     figure = Figure(figsize=(11, 4.6), layout="constrained", facecolor=INK["paper"])
     FigureCanvasAgg(figure)
     rate, time = figure.subplots(1, 2)

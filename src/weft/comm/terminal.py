@@ -5,12 +5,13 @@ from itertools import groupby
 from typing import Any
 
 from weft.comm import verdict
-from weft.console import print_line, told
+from weft.console import out, print_line, told
 
 COLUMNS = (
     ("size", 12), ("count", 12), ("type", 9), ("redop", 6), ("root", 5), ("place", 6), ("time", 11), ("algbw", 12),
     ("busbw", 12), ("#wrong", 7), ("p50", 11), ("p99", 11),
 )  # fmt: skip
+NARROW = (10, 10, 8, 5, 4, 5, 9, 7, 7, 6)  # and a space between: 80 columns, without the percentiles
 UNITS = (
     "(B)", "(elements)", "", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(us)",
 )  # fmt: skip
@@ -58,8 +59,8 @@ class Table:
         groups = f", groups of {r['subgroups']} at once" if r["subgroups"] else ""
         registered = ", registered memory" if r["registered"] else ""
         print_line(f"# {r['collective']}: {r['backend']}, {r['ranks']} ranks{groups}, mode {r['mode']}{registered}")
-        print_line("#" + "".join(f"{name:>{width}}" for name, width in COLUMNS)[1:])
-        print_line("#" + "".join(f"{unit:>{width}}" for unit, (_, width) in zip(UNITS, COLUMNS, strict=True))[1:])
+        print_line("#" + _line([name for name, _ in COLUMNS])[1:])
+        print_line("#" + _line(UNITS)[1:])
 
     def _foot(self, collective: str) -> None:
         mine = [r for r in self.records if r["collective"] == collective]
@@ -76,7 +77,14 @@ def _row(r: dict[str, Any]) -> str:
         "in" if r["in_place"] else "out", f"{r['time_us']:.2f}", f"{r['algbw']:.4g}", f"{r['busbw']:.4g}", f"{r['wrong']}",
         f"{r['p50_us']:.2f}", f"{r['p99_us']:.2f}",
     )  # fmt: skip
-    return "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
+    return _line(cells)
+
+
+def _line(cells: Sequence[str]) -> str:
+    """The cells in their columns; without the last two, the percentiles, in a terminal that is too narrow."""
+    if not out.is_terminal or out.width >= sum(width for _, width in COLUMNS):
+        return "".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, COLUMNS, strict=True))
+    return " ".join(f"{cell:>{width}}" for cell, width in zip(cells, NARROW, strict=False))
 
 
 def print_changes(found: Sequence[dict[str, Any]], say: Callable[[str], None]) -> None:

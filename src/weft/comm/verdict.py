@@ -83,7 +83,7 @@ def oddities(r: dict[str, Any]) -> list[str]:
     if r["spikes"]:
         worst = max(r["spikes"], key=lambda s: s["time_us"])
         found.append(
-            f"{len(r['spikes'])} of {r['iterations']} iterations took more than 3 times the median; the worst, "
+            f"{r['spike_count']} of {r['iterations']} iterations took more than 3 times the median; the worst, "
             f"{worst['iteration']}, {worst['time_us']:,.0f} us, slowest on rank {worst['slowest_rank']}"
         )
     if r["straggler"] is not None:
