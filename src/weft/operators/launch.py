@@ -129,6 +129,19 @@ class Plan:
         request.sink(compiled.metadata.name, compiled.asm["cubin"], compiled.metadata.shared, threads, "triton")
 
 
+class DescriptorPlan(Plan):
+    """A plan whose kernel makes tensor descriptors itself, in memory that Triton asks the host for at each launch."""
+
+    def __call__(self, *arguments: Any) -> None:
+        if not INTERPRETING and _compile_only is None:
+            triton.set_allocator(_memory)  # of this thread: autograd has others
+        super().__call__(*arguments)
+
+
+def _memory(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.int8, device="cuda")  # PyTorch's allocator gives multiples of 512 bytes
+
+
 # ---- what Triton knows of a kernel's integers ---------------------------------------------------------------------------
 #
 # Triton compiles a kernel anew where 16 divides an integer, and learns nothing of one that only 8 divides: rows of 4,104 bf16,

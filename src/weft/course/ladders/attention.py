@@ -11,10 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from weft.course.ladders.matmul import DescriptorPlan
 from weft.definition import Declined
 from weft.operators.attention.attention import attention as operator
-from weft.operators.launch import INTERPRETING, Plan, Plans
+from weft.operators.launch import INTERPRETING, DescriptorPlan, Plan, Plans
 
 # B batch, H heads of q, G heads of k and v, S queries, T keys, D head dim; M queries and N keys of a tile
 RUNGS = {

@@ -18,7 +18,15 @@ from torch import Tensor
 from weft.definition import Declined
 from weft.operators.cuda import CudaPlan, pointer_aligned
 from weft.operators.hopper import tensor_maps
-from weft.operators.launch import INTERPRETING, Plan, Plans, compile_request, multiprocessors, target_sm
+from weft.operators.launch import (
+    INTERPRETING,
+    DescriptorPlan,
+    Plan,
+    Plans,
+    compile_request,
+    multiprocessors,
+    target_sm,
+)
 from weft.operators.matmul.matmul import matmul as operator
 
 SOURCE = Path(__file__).parent / "matmul.cu"
@@ -211,19 +219,6 @@ def ladder_descriptors(
         for k in range(0, K, BLOCK_K):
             acc = tl.dot(a_blocks.load([m, k]), b_blocks.load([k, n]), acc)
         c_blocks.store([m, n], acc.to(c_ptr.dtype.element_ty))
-
-
-class DescriptorPlan(Plan):
-    """A plan whose kernel makes its descriptors itself, in memory that Triton asks the host for."""
-
-    def __call__(self, *tensors: Tensor) -> None:
-        if not INTERPRETING and compile_request() is None:
-            triton.set_allocator(_memory)
-        super().__call__(*tensors)
-
-
-def _memory(size: int, alignment: int, stream: int | None) -> Tensor:
-    return torch.empty(size, dtype=torch.int8, device="cuda")  # PyTorch's allocator gives multiples of 512 bytes
 
 
 def triton_plan(a: Tensor, b: Tensor, descriptors: bool) -> Plan:

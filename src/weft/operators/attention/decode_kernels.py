@@ -239,8 +239,7 @@ def attend_part(
         k = widened(read_keys(k_ptr, k_rows, there[:, None], k_d, D, D_COLS), q.dtype, FORMAT)
         qk = tl.dot(q, tl.trans(k), input_precision="ieee") * unit
         s, _inner, _outer = scores(
-            qk, b, g, i, token[None, :], queries, length, left, right, scale, softcap, slope, q_ptr, 0, 0, q_ptr, 0, 0,
-            False, SOFTCAP, ALIBI, False, False, None, None, LEFT, RIGHT, LEFT or RIGHT, False, ACCURATE,
+            qk, 1.0, 1.0, b, g, i, token[None, :], queries, length, left, right, scale, softcap, slope, False, SOFTCAP, ALIBI, False, False, None, None, LEFT, RIGHT, LEFT or RIGHT, False, ACCURATE,
         )  # fmt: skip
         s = tl.where(there[None, :], s, float("-inf"))
         new = tl.maximum(peak, tl.max(s, 1))

@@ -20,11 +20,11 @@ from weft.operators.checks import (
     is_number,
 )
 from weft.operators.configs import Config, Configurations, bucket, constants_of, grid_of
-from weft.operators.cuda import shared_limit
+from weft.operators.cuda import pointer_aligned, shared_limit
 from weft.operators.dispatch import EMPTY, ON_CPU, Call, Dispatch, Route
 from weft.operators.dropout.philox import GROUP
 from weft.operators.dropout.seeds import scale_of, threshold_of
-from weft.operators.launch import INTERPRETING, Plan
+from weft.operators.launch import INTERPRETING, DescriptorPlan, Plan, target_sm
 
 NAME = "attention"
 USUAL = 4096  # queries of a packed sequence, where its tiles may not depend on the others
@@ -336,13 +336,25 @@ class _Launch:
         """Tiles of a head; of packed sequences as many as any lengths could need."""
         return tokens // size + self.c.batches + 2 if self.c.packed else triton.cdiv(tokens, size)
 
-    def plan(self, kernel: Any, config: Config, slots: int, heads: int, strides: tuple[int, ...]) -> Plan:
+    def plan(self, kernel: Any, config: Config, slots: int, heads: int, strides: tuple[int, ...], **more: bool) -> Plan:
         c = self.c
         sizes = (slots, c.heads, c.group, c.batches, c.query_tokens, c.key_tokens)
         grid = (slots * heads * (1 if c.packed else c.batches),)
-        constants = {**self.dims, **constants_of(config), **self.flags}
+        constants = {**self.dims, **constants_of(config), **self.flags, **more}
         scalars = (*sizes, *self.bounds, *self.factors, *strides, *self.more)
-        return Plan(kernel, grid, scalars, constants, config["num_warps"], config["num_stages"])
+        made = DescriptorPlan if more.get("TMA") else Plan
+        return made(kernel, grid, scalars, constants, config["num_warps"], config["num_stages"])
+
+
+def fits_descriptors(*tensors: Tensor) -> bool:
+    """Whether TMA, where the architecture has it, can fetch tiles of these [..., tokens, D]: 16-bit floats whose rows begin on
+    16 bytes."""
+    if not INTERPRETING and target_sm(tensors[0].device) < 90:
+        return False
+    return all(
+        t.element_size() == 2 and t.stride(-1) == 1 and t.stride(-2) > 0 and not any(n % 8 for n in t.stride()[:-1])
+        for t in tensors
+    ) and pointer_aligned(*tensors)
 
 
 def forward_launch(c: AttentionCall) -> Plan:
@@ -352,7 +364,8 @@ def forward_launch(c: AttentionCall) -> Plan:
     config = made.config(configuration)
     o = result_like(c.q, c.dv, "meta")
     strides = tuple(stride for t in (c.q, c.k, c.v, o) for stride in _packed(t))
-    return made.plan(kernels.forward, config, made.slots(c.query_tokens, config["M"]), c.heads, strides)
+    tma = fits_descriptors(c.views["k"], c.views["v"])
+    return made.plan(kernels.forward, config, made.slots(c.query_tokens, config["M"]), c.heads, strides, TMA=tma)
 
 
 def hopper_launch(c: AttentionCall) -> hopper_forward.HopperForward:

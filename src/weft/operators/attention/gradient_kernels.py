@@ -10,7 +10,7 @@ bias its gradient. No program adds to another's result: no atomics, the same bit
 import triton
 import triton.language as tl
 
-from weft.operators.attention.kernels import LENGTHS, LOG2E, base, extent, kept, read, scores, tile_of, visible, write
+from weft.operators.attention.kernels import LENGTHS, LOG2E, base, beside, extent, kept, read, scores, tile_of, visible, write
 
 # B batch (or N sequences), H heads of q, G heads of k and v, M queries and N keys of a tile, D and DV head dims
 
@@ -82,10 +82,13 @@ def of_keys(
         q = read(q_ptr + tl.cast(m, tl.int64) * q_s, q_s, q_d, queries - m, M, D, D_COLS, EDGE)
         peak, log_sum, delta = statistics(peak_ptr + m, log_sum_ptr + m, delta_ptr + m, queries - m, M, PLAIN, EDGE)
         i = m + tl.arange(0, M)[None, :]
+        bias, seen = beside(
+            bias_ptr, mask_ptr, m, n, queries, keys, bias_s, bias_n, mask_s, mask_n, M, N, BIAS, MASK, True, EDGE
+        )
         qk = tl.dot(k, tl.trans(q), input_precision="ieee")
         s, inner, outer = scores(
-            qk, b, h, i, j, queries, keys, left, right, scale, softcap, slope, bias_ptr, bias_s, bias_n, mask_ptr, mask_s,
-            mask_n, PLAIN, SOFTCAP, ALIBI, BIAS, MASK, SCORE, SCORE_GRADIENT, LEFT, RIGHT, EDGE, True, ACCURATE,
+            qk, bias, seen, b, h, i, j, queries, keys, left, right, scale, softcap, slope, PLAIN, SOFTCAP, ALIBI, BIAS, MASK,
+            SCORE, SCORE_GRADIENT, LEFT, RIGHT, EDGE, True, ACCURATE,
         )  # fmt: skip
         p = probabilities(s, peak, log_sum, scale, 1, PLAIN)
         do = read(do_ptr + tl.cast(m, tl.int64) * do_s, do_s, do_d, queries - m, M, DV, DV_COLS, EDGE)
@@ -162,10 +165,13 @@ def score_gradients(
 ):  # fmt: skip
     """[M, N]: the gradient of the score that the bias is added to, and the soft cap's derivative behind it."""
     i, j = m + tl.arange(0, M)[:, None], n + tl.arange(0, N)[None, :]
+    bias, seen = beside(
+        bias_ptr, mask_ptr, m, n, queries, keys, bias_s, bias_n, mask_s, mask_n, M, N, BIAS, MASK, False, EDGE
+    )
     qk = tl.dot(q, tl.trans(k), input_precision="ieee")
     s, inner, outer = scores(
-        qk, b, h, i, j, queries, keys, left, right, scale, softcap, slope, bias_ptr, bias_s, bias_n, mask_ptr, mask_s, mask_n,
-        PLAIN, SOFTCAP, ALIBI, BIAS, MASK, SCORE, SCORE_GRADIENT, LEFT, RIGHT, EDGE, True, ACCURATE,
+        qk, bias, seen, b, h, i, j, queries, keys, left, right, scale, softcap, slope, PLAIN, SOFTCAP, ALIBI, BIAS, MASK, SCORE,
+        SCORE_GRADIENT, LEFT, RIGHT, EDGE, True, ACCURATE,
     )  # fmt: skip
     p = probabilities(s, peak, log_sum, scale, 0, PLAIN)
     dp = tl.dot(do, tl.trans(v), input_precision="ieee")

@@ -119,14 +119,58 @@ def visible(first, rows, queries, keys, left, right, LEFT: tl.constexpr, RIGHT: 
 
 
 @triton.jit
+def tile_at(
+    ptr, m, n, queries, keys, row_stride, col_stride, M: tl.constexpr, N: tl.constexpr, TRANSPOSED: tl.constexpr,
+    EDGE: tl.constexpr,
+):  # fmt: skip
+    """[M, N] of a mask or bias from query m and key n on, 0 behind the last ones; TRANSPOSED [N, M]. The tile's address is in 64
+    bits, what is added to it in 32. Inside only the program's own rows (keys if TRANSPOSED) may lie behind the last one: a bound
+    of columns would make each element a load of its own."""
+    i, j = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
+    if TRANSPOSED:
+        i, j = tl.arange(0, M)[None, :], tl.arange(0, N)[:, None]
+    elif not EDGE:
+        i = tl.minimum(i, queries - m - 1)
+    n = n // N * N  # as it is; said here, where the compiler makes vectors of the loads
+    at = ptr + (tl.cast(m, tl.int64) * row_stride + tl.cast(n, tl.int64) * col_stride) + (i * row_stride + j * col_stride)
+    if EDGE:
+        return tl.load(at, mask=(i < queries - m) & (j < keys - n), other=0)
+    elif TRANSPOSED:
+        return tl.load(at, mask=j < keys - n, other=0)
+    else:
+        return tl.load(at)
+
+
+@triton.jit
+def beside(
+    bias_ptr, mask_ptr, m, n, queries, keys, bias_s, bias_n, mask_s, mask_n,
+    M: tl.constexpr, N: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr, TRANSPOSED: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """What a tile of scores has added, and what of it is seen (1.0 where there is no such thing). To be called before the
+    product: a load after it would give its layout to the rows' maxima and sums, and the compiler would compute all in two."""
+    bias, seen = 1.0, 1.0
+    if BIAS:
+        bias = tile_at(bias_ptr, m, n, queries, keys, bias_s, bias_n, M, N, TRANSPOSED, EDGE)
+    if MASK == 1:
+        seen = tile_at(mask_ptr, m, n, queries, keys, mask_s, mask_n, M, N, TRANSPOSED, EDGE)
+    elif MASK == 2:  # the same for all queries
+        j = tl.arange(0, N)
+        at = mask_ptr + tl.cast(n, tl.int64) * mask_n + j * mask_n
+        seen = tl.load(at, mask=j < keys - n, other=0) if EDGE or TRANSPOSED else tl.load(at)
+        seen = tl.expand_dims(seen, 1 if TRANSPOSED else 0)
+    return bias, seen
+
+
+@triton.jit
 def scores(
-    qk, b, h, i, j, queries, keys, left, right, scale, softcap, slope, bias_ptr, bias_s, bias_n, mask_ptr, mask_s, mask_n,
+    qk, bias, seen, b, h, i, j, queries, keys, left, right, scale, softcap, slope,
     PLAIN: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr,
     SCORE: tl.constexpr, SCORE_GRADIENT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, EDGE: tl.constexpr,
     SLOPES: tl.constexpr, ACCURATE: tl.constexpr,
 ):  # fmt: skip
-    """Scores of the products ``qk`` of queries i and keys j (which broadcast to its shape), -inf where they are not seen. With
-    SLOPES also the derivatives of soft cap (``inner``) and SCORE (``outer``), 1.0 where there is none."""
+    """Scores of the products ``qk`` of queries i and keys j (which broadcast to its shape), -inf where they are not seen;
+    ``bias`` and ``seen`` as :func:`beside` gives them. With SLOPES also the derivatives of soft cap (``inner``) and SCORE
+    (``outer``), 1.0 where there is none."""
     inner, outer = 1.0, 1.0
     s = qk
     if not PLAIN:
@@ -139,25 +183,20 @@ def scores(
         if ALIBI:
             s -= slope * tl.abs(i + (keys - queries) - j).to(tl.float32)
         if BIAS:
-            at = bias_ptr + (tl.cast(i, tl.int64) * bias_s + tl.cast(j, tl.int64) * bias_n)
-            s += tl.load(at, mask=(i < queries) & (j < keys), other=0.0).to(tl.float32)
+            s += bias.to(tl.float32)
         if SCORE is not None:
             if SLOPES:
                 outer = SCORE_GRADIENT(s, b, h, i, j)
             s = SCORE(s, b, h, i, j)
-    if MASK == 2:  # the same for all queries
-        seen = tl.load(mask_ptr + tl.cast(j, tl.int64) * mask_n, mask=j < keys, other=0) != 0
-        s = tl.where(seen, s, float("-inf"))
-    elif MASK:
-        at = mask_ptr + (tl.cast(i, tl.int64) * mask_s + tl.cast(j, tl.int64) * mask_n)
-        s = tl.where(tl.load(at, mask=(i < queries) & (j < keys), other=0) != 0, s, float("-inf"))
+    if MASK:
+        s = tl.where(seen != 0, s, float("-inf"))
     if EDGE:
-        seen = (j < keys) & (i < queries)
+        there = (j < keys) & (i < queries)
         if LEFT:
-            seen &= i + (keys - queries) - j <= left
+            there &= i + (keys - queries) - j <= left
         if RIGHT:
-            seen &= j - i - (keys - queries) <= right
-        s = tl.where(seen, s, float("-inf"))
+            there &= j - i - (keys - queries) <= right
+        s = tl.where(there, s, float("-inf"))
     return s, inner, outer
 
 
@@ -175,26 +214,31 @@ def kept(row, n, pitch, seed, offset, last, ROWS: tl.constexpr, COLS: tl.constex
 
 @triton.jit
 def attend(
-    acc, total, peak, q, k_ptr, v_ptr, bias_ptr, mask_ptr, begin, end, b, h, m, queries, keys, left, right, scale, softcap,
+    acc, total, peak, q, k_ptr, v_ptr, k_tiles, v_tiles, bias_ptr, mask_ptr, begin, end, b, h, m, queries, keys, left, right, scale, softcap,
     slope, k_s, k_d, v_s, v_d, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset, last,
     D: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D_COLS: tl.constexpr, DV_COLS: tl.constexpr,
     PLAIN: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr,
     SCORE: tl.constexpr, DROPOUT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, EDGE: tl.constexpr,
-    ACCURATE: tl.constexpr,
+    ACCURATE: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax for each tile of keys from ``begin`` to ``end`` (Milakov & Gimelshein 2018)."""
     i = m + tl.arange(0, M)[:, None]
     unit = scale * LOG2E if PLAIN else LOG2E  # from scores to exponents of 2
-    # Counts in int64, which the addresses want: the compiler would widen n itself and, on the way past a loop without a turn,
-    # write accumulators between matrix instructions, which ptxas then makes wait for each other (docs/notes/attention.md).
-    for at in tl.range(tl.cast(begin, tl.int64), tl.cast(end, tl.int64), N):
+    if not TMA:
+        # Counts in int64, which the addresses want: the compiler would widen n itself and, on the way past a loop without a
+        # turn, write accumulators between matrix instructions, which ptxas then makes wait for each other (docs/notes/attention.md).
+        begin, end = tl.cast(begin, tl.int64), tl.cast(end, tl.int64)
+    for at in tl.range(begin, end, N):
         n = tl.cast(at, tl.int32)
-        k = read(k_ptr + at * k_s, k_s, k_d, keys - n, N, D, D_COLS, EDGE)
+        k = k_tiles.load([n, 0]) if TMA else read(k_ptr + at * k_s, k_s, k_d, keys - n, N, D, D_COLS, EDGE)
+        bias, seen = beside(
+            bias_ptr, mask_ptr, m, n, queries, keys, bias_s, bias_n, mask_s, mask_n, M, N, BIAS, MASK, False, EDGE
+        )
         qk = tl.dot(q, tl.trans(k), input_precision="ieee")
         j = n + tl.arange(0, N)[None, :]
         s, _, _ = scores(
-            qk, b, h, i, j, queries, keys, left, right, scale, softcap, slope, bias_ptr, bias_s, bias_n, mask_ptr, mask_s,
-            mask_n, PLAIN, SOFTCAP, ALIBI, BIAS, MASK, SCORE, None, LEFT, RIGHT, EDGE, False, ACCURATE,
+            qk, bias, seen, b, h, i, j, queries, keys, left, right, scale, softcap, slope, PLAIN, SOFTCAP, ALIBI, BIAS, MASK,
+            SCORE, None, LEFT, RIGHT, EDGE, False, ACCURATE,
         )  # fmt: skip
         new = tl.maximum(peak, tl.max(s, 1))
         safe = new
@@ -205,7 +249,7 @@ def attend(
         total = total * shrink + tl.sum(p, 1)
         if DROPOUT:
             p = tl.where(kept(row, n, pitch, seed, offset, last, M, N), p, 0.0)
-        v = read(v_ptr + at * v_s, v_s, v_d, keys - n, N, DV, DV_COLS, EDGE)
+        v = v_tiles.load([n, 0]) if TMA else read(v_ptr + at * v_s, v_s, v_d, keys - n, N, DV, DV_COLS, EDGE)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         peak = new
     return acc, total, peak
@@ -227,7 +271,7 @@ def forward(
     D: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D_COLS: tl.constexpr, DV_COLS: tl.constexpr,
     PLAIN: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
     MASK: tl.constexpr, SCORE: tl.constexpr, SCORE_GRADIENT: tl.constexpr, DROPOUT: tl.constexpr, LEFT: tl.constexpr,
-    RIGHT: tl.constexpr, PACKED: tl.constexpr, SEED_IN_MEMORY: tl.constexpr, ACCURATE: tl.constexpr,
+    RIGHT: tl.constexpr, PACKED: tl.constexpr, SEED_IN_MEMORY: tl.constexpr, ACCURATE: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """A program makes M rows of one head's output, [M, DV]; it walks the keys that they see."""
     b, h, m, start, queries = tile_of(cu_q_ptr, slots, heads, sequences, query_tokens, M, PACKED, RIGHT)
@@ -250,6 +294,10 @@ def forward(
     )
     mask_ptr, bias_ptr = base(mask_ptr, b, h, b, mask_b, mask_h, 0), base(bias_ptr, b, h, b, bias_b, bias_h, 0)
     q = read(q_ptr, q_s, q_d, queries - m, M, D, D_COLS, True)
+    k_tiles, v_tiles = k_ptr, v_ptr
+    if TMA:  # rows behind the last key, and columns behind the last one, come as zeros
+        k_tiles = tl.make_tensor_descriptor(k_ptr, [keys, D], [k_s, 1], [N, D_COLS])
+        v_tiles = tl.make_tensor_descriptor(v_ptr, [keys, DV], [v_s, 1], [N, DV_COLS])
     acc, total = tl.zeros([M, DV_COLS], tl.float32), tl.zeros([M], tl.float32)
     peak = tl.full([M], float("-inf"), tl.float32)
     begin, inner, outer, end = visible(m, tl.minimum(queries - m, M), queries, keys, left, right, LEFT, RIGHT, N)
@@ -258,10 +306,10 @@ def forward(
             first = begin if part == 0 else inner if part == 1 else outer
             stop = inner if part == 0 else outer if part == 1 else end
             acc, total, peak = attend(
-                acc, total, peak, q, k_ptr, v_ptr, bias_ptr, mask_ptr, first, stop, b, h, m, queries, keys, left, right, scale,
-                softcap, slope, k_s, k_d, v_s, v_d, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset, last,
+                acc, total, peak, q, k_ptr, v_ptr, k_tiles, v_tiles, bias_ptr, mask_ptr, first, stop, b, h, m, queries, keys,
+                left, right, scale, softcap, slope, k_s, k_d, v_s, v_d, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset, last,
                 D, DV, M, N, D_COLS, DV_COLS, PLAIN, SOFTCAP, ALIBI, BIAS, MASK, SCORE, DROPOUT, LEFT, RIGHT, part != 1,
-                ACCURATE,
+                ACCURATE, TMA,
             )  # fmt: skip
     unit = LOG2E
     if PLAIN:
