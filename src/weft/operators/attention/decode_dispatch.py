@@ -283,7 +283,8 @@ class Decode:
 
     def __init__(self, c: DecodeCall):
         o, given, layout = c.options, c.given, Layout.of(c)
-        config, self.codes = layout.config, c.k.dtype == torch.float8_e4m3fn
+        config, self.pairs = layout.config, in_pairs(c)
+        self.fp8 = c.k.dtype == torch.float8_e4m3fn
         key_tiles = triton.cdiv(c.capacity, config["N"])
         each = max(1, CHUNK // config["N"])
         if "plan" in given:
@@ -313,15 +314,16 @@ class Decode:
         shared = {
             **widths, "M": layout.M, "N": config["N"], "KEPT": layout.kept, "SPLIT": split, "LENGTHS": "lengths" in given,
             "SINKS": "sinks" in given, "LEFT": o.left is not None, "RIGHT": o.right is not None, "SCALED": "k_scale" in given,
-            "HALF": self.codes and c.q.dtype != torch.float32, "LSE": o.lse,
+            "HALF": (self.pairs or self.fp8) and c.q.dtype != torch.float32, "LSE": o.lse,
         }  # fmt: skip
         scale = c.d**-0.5 if o.scale is None else o.scale
         numbers = (*sizes, c.k.shape[0] if c.paged else 0, *divided, scale, o.softcap or 1.0)
-        strides = (*c.q.stride(), *c.k.stride(), *c.v.stride(), *result, *table, *alibi, *of_scales)
+        cache = [n // 2 if self.pairs and n > 1 else n for t in (c.k, c.v) for n in t.stride()]
+        strides = (*c.q.stride(), *cache, *result, *table, *alibi, *of_scales)
         constants = {
             "D": c.d, "D_COLS": bucket(c.d), **shared, "PAGE": c.page, "ALIKE": c.k.stride() == c.v.stride(),
             "FORMAT": _format(c), "SOFTCAP": o.softcap is not None, "ALIBI": slopes is not None,
-            "ACCURATE": c.q.dtype == torch.float32,
+            "ACCURATE": c.q.dtype == torch.float32, "PAIRS": self.pairs,
         }  # fmt: skip
         warps, stages = config["num_warps"], config["num_stages"]
         self.attend = Plan(kernels.attend_part, (programs,), (*numbers, *strides), constants, warps, stages)
@@ -338,8 +340,9 @@ class Decode:
         o = result_like(q, self.dv)
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if self.lse else q
         parts = torch.empty(self.parts, dtype=torch.float32, device=q.device) if self.parts else q
-        if self.codes:
-            k, v = k.view(torch.uint8), v.view(torch.uint8)
+        if self.pairs or self.fp8:
+            as_integers = torch.int16 if self.pairs else torch.uint8
+            k, v = k.view(as_integers), v.view(as_integers)
         lengths, table, sinks, alibi, k_scale, v_scale, plan = (given.get(n, q) for n in OPTIONAL)
         self.attend(q, k, v, o, lse, parts, lengths, table, sinks, alibi, k_scale, v_scale, plan)
         if self.combine is not None:
@@ -347,10 +350,19 @@ class Decode:
         return (o, lse) if self.lse else o
 
 
+def in_pairs(c: DecodeCall) -> bool:
+    """Whether the codes of neighbouring columns can be read as one int16."""
+    return c.k.dtype in CODES and c.q.dtype != torch.float32 and all(
+        t.shape[3] > 16 and t.shape[3] % 2 == 0 and t.stride(3) == 1 and not any(n % 2 for n in t.stride()[:3])
+        and t.storage_offset() % 2 == 0
+        for t in (c.k, c.v)
+    )  # fmt: skip
+
+
 def _format(c: DecodeCall) -> str:
     """How codes of a cache become numbers."""
     if c.k.dtype != torch.float8_e4m3fn:
-        return ""
+        return "" if not in_pairs(c) else "int8_by_bits" if INTERPRETING else "int8"
     return "fp8_by_bits" if INTERPRETING or target_sm(c.q.device) < 89 else "fp8"
 
 

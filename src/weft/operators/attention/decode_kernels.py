@@ -123,18 +123,44 @@ def widened(x, like, FORMAT: tl.constexpr):
         return x.to(tl.float8e4nv, bitcast=True).to(like)
     elif FORMAT == "fp8_by_bits":  # for architectures without conversions of that type
         return decoded(x, "fp8_e4m3").to(like)
+    elif FORMAT == "int8_by_bits":  # 1024 + 128 + x in fp16
+        return (x.to(tl.int16) ^ 0x6480).to(tl.float16, bitcast=True) - 1152.0
     else:
         return x.to(like)
 
 
+# Two int16, each two codes, are a register; of these the even or the odd codes become two fp16. int8: x ^ 0x6480 are the bits of
+# 1024 + 128 + x. The interpreter has no assembly.
+FP8 = "{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $1, 0, %s; mov.b32 {a, b}, t; cvt.rn.f16x2.e4m3x2 $0, a; }"
+INT8 = (
+    "{ .reg .b32 t, c; mov.b32 c, 0x64806480; shr.b32 t, $1, %s; lop3.b32 t, t, 0x00ff00ff, c, 0x6a; sub.f16x2 $0, t, c; }"
+)
+FP8_EVEN, FP8_ODD = tl.constexpr(FP8 % "0x20"), tl.constexpr(FP8 % "0x31")
+INT8_EVEN, INT8_ODD = tl.constexpr(INT8 % "0"), tl.constexpr(INT8 % "8")
+
+
 @triton.jit
-def in_halves(q):
-    """q in fp16, whose products with fp8's codes need no conversion beyond fp16: each row over a power of two, [M, 1], that
-    brings its largest element to 1 … 2. Probabilities are then multiplied by UNIT, so that small ones remain."""
-    x = q.to(tl.float32)
-    power = (tl.max(tl.abs(x), 1).to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-    power = tl.where(power == 0.0, 1.0, power)[:, None]
-    return (x / power).to(tl.float16), power
+def pair(x, like, FORMAT: tl.constexpr):
+    """Codes of even and of odd columns as numbers, from pairs of codes in int16. Pairs come from shared memory as operands of
+    16 bits do, by matrix; a matrix instruction's operand of 8 bits would come a byte at a time."""
+    if FORMAT == "fp8":
+        even = tl.inline_asm_elementwise(FP8_EVEN, "=r,r", [x], tl.float16, True, 2)
+        odd = tl.inline_asm_elementwise(FP8_ODD, "=r,r", [x], tl.float16, True, 2)
+    elif FORMAT == "int8":
+        even = tl.inline_asm_elementwise(INT8_EVEN, "=r,r", [x], tl.float16, True, 2)
+        odd = tl.inline_asm_elementwise(INT8_ODD, "=r,r", [x], tl.float16, True, 2)
+    else:
+        even = widened((x & 0xFF).to(tl.uint8), like, FORMAT)
+        odd = widened(((x >> 8) & 0xFF).to(tl.uint8), like, FORMAT)
+    return even, odd
+
+
+@triton.jit
+def power_of(q):
+    """Of each row the power of two, [M], over which its largest element is 1 … 2: q over it is in fp16's range, and products
+    with codes in fp16 need no further conversion. Probabilities are then multiplied by UNIT, so that small ones remain."""
+    power = (tl.max(tl.abs(q.to(tl.float32)), 1).to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    return tl.where(power == 0.0, 1.0, power)
 
 
 @triton.jit
@@ -184,10 +210,12 @@ def attend_part(
     KEPT: tl.constexpr, SPLIT: tl.constexpr, PAGE: tl.constexpr, ALIKE: tl.constexpr, LENGTHS: tl.constexpr,
     FORMAT: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, LEFT: tl.constexpr,
     RIGHT: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr, LSE: tl.constexpr, ACCURATE: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):  # fmt: skip
     """One part: scores of M rows with its keys, an online softmax over tiles of N. The heads of a cache are neighbours in the
     grid, since a token's heads may be neighbours in memory. PAGE is the tokens of a page, 0 for a cache in one piece;
-    ALIKE, that k and v have the same strides."""
+    ALIKE, that k and v have the same strides; PAIRS, that k and v are codes as pairs of columns in int16, their strides in
+    these."""
     program = tl.program_id(0)
     tile, g, slot = program % tiles, program // tiles % groups, program // tiles // groups
     b, length, part, parts, start, stop = part_of(
@@ -200,15 +228,20 @@ def attend_part(
     inside = row < queries * group
     head, o_at, lse_at = row_addresses(b, g, row, groups, group, queries, o_b, o_h, o_s)
     i = (row // group)[:, None]
-    col = tl.arange(0, D_COLS)[None, :]
+    PAIR: tl.constexpr = 2 if PAIRS else 1
+    col = tl.arange(0, D_COLS // PAIR)[None, :]
     q_at = tl.cast(b, tl.int64) * q_b + head.to(tl.int64) * q_h + (row // group).to(tl.int64) * q_s
     mask = inside[:, None]
     if D < D_COLS:
-        mask = mask & (col < D)
-    q = tl.load(q_ptr + q_at[:, None] + col * q_d, mask=mask, other=0.0)
-    unit = 1.0
+        mask = mask & (col < D // PAIR)
+    q = tl.load(q_ptr + q_at[:, None] + col * (q_d * PAIR), mask=mask, other=0.0)
+    q_odd, unit = q, 1.0
+    if PAIRS:
+        q_odd = tl.load(q_ptr + q_at[:, None] + (2 * col + 1) * q_d, mask=mask, other=0.0)
     if HALF:
-        q, unit = in_halves(q)
+        power = tl.maximum(power_of(q), power_of(q_odd))
+        unit = power[:, None]
+        q, q_odd = (q / unit).to(tl.float16), (q_odd / unit).to(tl.float16)
     slope = 0.0
     if ALIBI:
         slope = tl.load(alibi_ptr + tl.cast(b, tl.int64) * alibi_b + head * alibi_h, mask=inside, other=0.0)
@@ -222,7 +255,8 @@ def attend_part(
     if PAGE == 0:
         k_ptr += tl.cast(b, tl.int64) * k_b
         v_ptr += tl.cast(b, tl.int64) * v_b
-    acc, total = tl.zeros([M, DV_COLS], tl.float32), tl.zeros([M], tl.float32)
+    acc, total = tl.zeros([M, DV_COLS // PAIR], tl.float32), tl.zeros([M], tl.float32)
+    acc_odd = acc
     peak = tl.full([M], float("-inf"), tl.float32)
     page = tl.zeros([1], tl.int32)
     if PAGE > 0:
@@ -236,10 +270,15 @@ def attend_part(
         v_rows = k_rows if ALIKE else rows_of(n, page, v_b, v_s, PAGE, N)
         if PAGE > 0:  # one tile ahead: addresses wait for nothing
             page = pages_of(table_ptr, n + N, stop, pages, table_s, PAGE, N)
-        k = widened(read_keys(k_ptr, k_rows, there[:, None], k_d, D, D_COLS), q.dtype, FORMAT)
-        qk = tl.dot(q, tl.trans(k), input_precision="ieee") * unit
+        k = read_keys(k_ptr, k_rows, there[:, None], k_d, D // PAIR, D_COLS // PAIR)
+        if PAIRS:
+            even, odd = pair(k, q.dtype, FORMAT)
+            qk = tl.dot(q_odd, tl.trans(odd), tl.dot(q, tl.trans(even))) * unit
+        else:
+            qk = tl.dot(q, tl.trans(widened(k, q.dtype, FORMAT)), input_precision="ieee") * unit
         s, _inner, _outer = scores(
-            qk, 1.0, 1.0, b, g, i, token[None, :], queries, length, left, right, scale, softcap, slope, False, SOFTCAP, ALIBI, False, False, None, None, LEFT, RIGHT, LEFT or RIGHT, False, ACCURATE,
+            qk, 1.0, 1.0, b, g, i, token[None, :], queries, length, left, right, scale, softcap, slope, False, SOFTCAP, ALIBI,
+            False, False, None, None, LEFT, RIGHT, LEFT or RIGHT, False, ACCURATE,
         )  # fmt: skip
         s = tl.where(there[None, :], s, float("-inf"))
         new = tl.maximum(peak, tl.max(s, 1))
@@ -247,11 +286,18 @@ def attend_part(
         p = tl.exp2((s - safe[:, None]) * LOG2E)
         shrink = tl.exp2((peak - safe) * LOG2E)
         total = total * shrink + tl.sum(p, 1)
-        v = widened(read_keys(v_ptr, v_rows, there[:, None], v_d, DV, DV_COLS), q.dtype, FORMAT)
+        v = read_keys(v_ptr, v_rows, there[:, None], v_d, DV // PAIR, DV_COLS // PAIR)
         if HALF:
             p *= UNIT
-        acc = tl.dot(p.to(q.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        if PAIRS:
+            even, odd = pair(v, q.dtype, FORMAT)
+            acc_odd = tl.dot(p.to(q.dtype), odd, acc_odd * shrink[:, None])
+            acc = tl.dot(p.to(q.dtype), even, acc * shrink[:, None])
+        else:
+            acc = tl.dot(p.to(q.dtype), widened(v, q.dtype, FORMAT), acc * shrink[:, None], input_precision="ieee")
         peak = new
+    if PAIRS:
+        acc = tl.interleave(acc, acc_odd)
     if parts == 1:
         sink = 0.0
         if SINKS:
