@@ -9,8 +9,7 @@ Lengths, tables and plans are read on the device: a captured launch is right for
 import triton
 import triton.language as tl
 
-from weft.operators.attention.kernels import LOG2E, base, scores, visible
-from weft.operators.quantization.kernels import decode as decoded
+from weft.operators.attention.kernels import LOG2E, base, scores, visible, widened
 
 UNIT = tl.constexpr(16384.0)
 # B batch, H heads of q, G heads of the cache, R rows (queries x heads that share), M rows and N keys of a tile
@@ -114,19 +113,6 @@ def read_keys(ptr, at, inside, col_stride, WIDTH: tl.constexpr, COLS: tl.constex
         return tl.load(ptr + at + col * col_stride, mask=inside & (col < WIDTH), other=0)
     else:
         return tl.load(ptr + at + col * col_stride, mask=inside, other=0)
-
-
-@triton.jit
-def widened(x, like, FORMAT: tl.constexpr):
-    """Codes as the numbers that they encode, in the dtype of ``like``."""
-    if FORMAT == "fp8":
-        return x.to(tl.float8e4nv, bitcast=True).to(like)
-    elif FORMAT == "fp8_by_bits":  # for architectures without conversions of that type
-        return decoded(x, "fp8_e4m3").to(like)
-    elif FORMAT == "int8_by_bits":  # 1024 + 128 + x in fp16
-        return (x.to(tl.int16) ^ 0x6480).to(tl.float16, bitcast=True) - 1152.0
-    else:
-        return x.to(like)
 
 
 # Two int16, each two codes, are a register; of these the even or the odd codes become two fp16. int8: x ^ 0x6480 are the bits of

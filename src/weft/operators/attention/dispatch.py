@@ -9,6 +9,7 @@ from torch import Tensor
 from weft.operators.attention import gradient_kernels, hopper_backward, hopper_forward, kernels
 from weft.operators.attention.score import Score
 from weft.operators.attention.statistics import gradient_of_sinks
+from weft.operators.call import FLOATS_AND_64
 from weft.operators.checks import (
     check_device,
     check_flag,
@@ -94,6 +95,9 @@ def options(
 class AttentionCall(Call):
     """``(q, k, v, *tensors, options)``, the tensors in the order of ``options.names``."""
 
+    operator = NAME
+    numbers: tuple[torch.dtype, ...] = FLOATS_AND_64  # what q, k and v may be of
+
     def __init__(self, *arguments: Any):
         *tensors, options = arguments
         self.q, self.k, self.v = self.x, *_ = tensors[:3]
@@ -112,27 +116,27 @@ class AttentionCall(Call):
 
     def check(self) -> None:
         for name, t in (("q", self.q), ("k", self.k), ("v", self.v)):
-            check_tensor(NAME, name, t)
+            check_tensor(self.operator, name, t, self.numbers)
             if name != "q":
-                check_same(NAME, name, t, "q", self.q)
+                check_same(self.operator, name, t, "q", self.q)
             expected = "[total, heads, D] (cu_seqlens are given)" if self.packed else "[B, heads, S, D]"
-            check_shape(NAME, name, t, t.ndim == (3 if self.packed else 4), expected)
+            check_shape(self.operator, name, t, t.ndim == (3 if self.packed else 4), expected)
         q, k, v = self.q, self.k, self.v
         head, row = (1, 0) if self.packed else (1, 2)
         fits = k.shape[-1] == q.shape[-1] > 0 and (self.packed or k.shape[0] == q.shape[0])
-        check_shape(NAME, "k", k, fits, f"the head dim (and batch) of 'q', {tuple(q.shape)}")
+        check_shape(self.operator, "k", k, fits, f"the head dim (and batch) of 'q', {tuple(q.shape)}")
         fits = k.shape[head] > 0 and q.shape[head] % k.shape[head] == 0
-        check_shape(NAME, "k", k, fits, f"a number of heads that divides the {q.shape[head]} of 'q'")
+        check_shape(self.operator, "k", k, fits, f"a number of heads that divides the {q.shape[head]} of 'q'")
         fits = (
             v.shape[head] == k.shape[head]
             and v.shape[row] == k.shape[row]
             and (self.packed or v.shape[0] == k.shape[0])
         )
-        check_shape(NAME, "v", v, fits and v.shape[-1] > 0, f"that of 'k', {tuple(k.shape)}, the head dim apart")
+        check_shape(self.operator, "v", v, fits and v.shape[-1] > 0, f"that of 'k', {tuple(k.shape)}, the head dim apart")
         for name, t in self.given.items():
             if name != "seed":
-                check_tensor(NAME, name, t, self.dtypes[name])
-                check_device(NAME, name, t, "q", q)
+                check_tensor(self.operator, name, t, self.dtypes[name])
+                check_device(self.operator, name, t, "q", q)
         self.check_packed()
         for name in ("mask", "bias"):
             if name in self.given:
@@ -140,17 +144,17 @@ class AttentionCall(Call):
                 fits = t.ndim <= 4 and all(
                     a in (1, b) for a, b in zip(reversed(t.shape), reversed(shape), strict=False)
                 )
-                check_shape(NAME, name, t, fits, f"one that broadcasts to [B, H, Sq, Sk] = {shape}")
+                check_shape(self.operator, name, t, fits, f"one that broadcasts to [B, H, Sq, Sk] = {shape}")
         if "sinks" in self.given:
             t = self.given["sinks"]
             check_shape(
-                NAME, "sinks", t, t.shape == (q.shape[head],), f"({q.shape[head]},), a logit for each head of 'q'"
+                self.operator, "sinks", t, t.shape == (q.shape[head],), f"({q.shape[head]},), a logit for each head of 'q'"
             )
         if "alibi" in self.given:
             t, heads = self.given["alibi"], q.shape[head]
             batches = self.given["cu_seqlens_q"].shape[0] - 1 if self.packed else q.shape[0]
             fits = t.shape in ((heads,), (batches, heads))
-            check_shape(NAME, "alibi", t, fits, f"({heads},) or ({batches}, {heads}), a slope for each head of 'q'")
+            check_shape(self.operator, "alibi", t, fits, f"({heads},) or ({batches}, {heads}), a slope for each head of 'q'")
 
     @property
     def dtypes(self) -> dict[str, tuple[torch.dtype, ...]]:
@@ -163,15 +167,15 @@ class AttentionCall(Call):
             return
         for name, other in (("cu_seqlens_q", "cu_seqlens_k"), ("cu_seqlens_k", "cu_seqlens_q")):
             if other not in self.given:
-                raise ValueError(f"{NAME}: argument '{other}' is None beside '{name}'; expected both, or neither")
+                raise ValueError(f"{self.operator}: argument '{other}' is None beside '{name}'; expected both, or neither")
         for name, other in (("cu_seqlens_q", "cu_seqlens_k"), ("cu_seqlens_k", "cu_seqlens_q")):
             t = self.given[name]
             fits = t.ndim == 1 and t.shape[0] >= 2 and t.shape == self.given[other].shape and t.stride(0) == 1
-            check_shape(NAME, name, t, fits, "(N + 1,) for N sequences, both alike, contiguous")
+            check_shape(self.operator, name, t, fits, "(N + 1,) for N sequences, both alike, contiguous")
         for name in ("mask", "bias"):
             if name in self.given:
                 raise ValueError(
-                    f"{NAME}: argument '{name}' of shape {tuple(self.given[name].shape)} beside cu_seqlens; expected None for "
+                    f"{self.operator}: argument '{name}' of shape {tuple(self.given[name].shape)} beside cu_seqlens; expected None for "
                     "packed sequences: causal, window, alibi or score say what a query sees"
                 )
 
@@ -192,6 +196,11 @@ class AttentionCall(Call):
         if self.packed and self.options.batch_invariant:
             return USUAL
         return self.query_tokens // (self.batches if self.packed else 1)
+
+    @property
+    def format(self) -> str:
+        """Of codes, how they become numbers."""
+        return ""
 
     @property
     def one_operator(self) -> bool:
@@ -292,13 +301,13 @@ def _packed(t: Tensor) -> tuple[int, ...]:
     return (0, t.stride(1), t.stride(0), t.stride(2)) if t.ndim == 3 else t.stride()
 
 
-def result_like(q: Tensor, width: int, device: Any = None) -> Tensor:
+def result_like(q: Tensor, width: int, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
     """An empty tensor of q's shape but the last dimension, in the order that q lies in: [B, S, H, D] in memory stays so."""
-    device = device or q.device
+    device, dtype = device or q.device, dtype or q.dtype
     if q.ndim == 4 and q.shape[1] > 1 and q.stride(1) < q.stride(2):
         b, h, s, _ = q.shape
-        return torch.empty((b, s, h, width), dtype=q.dtype, device=device).transpose(1, 2)
-    return torch.empty((*q.shape[:-1], width), dtype=q.dtype, device=device)
+        return torch.empty((b, s, h, width), dtype=dtype, device=device).transpose(1, 2)
+    return torch.empty((*q.shape[:-1], width), dtype=dtype, device=device)
 
 
 class _Launch:
@@ -336,7 +345,7 @@ class _Launch:
         """Tiles of a head; of packed sequences as many as any lengths could need."""
         return tokens // size + self.c.batches + 2 if self.c.packed else triton.cdiv(tokens, size)
 
-    def plan(self, kernel: Any, config: Config, slots: int, heads: int, strides: tuple[int, ...], **more: bool) -> Plan:
+    def plan(self, kernel: Any, config: Config, slots: int, heads: int, strides: tuple[int, ...], **more: Any) -> Plan:
         c = self.c
         sizes = (slots, c.heads, c.group, c.batches, c.query_tokens, c.key_tokens)
         grid = (slots * heads * (1 if c.packed else c.batches),)
@@ -347,25 +356,30 @@ class _Launch:
 
 
 def fits_descriptors(*tensors: Tensor) -> bool:
-    """Whether TMA, where the architecture has it, can fetch tiles of these [..., tokens, D]: 16-bit floats whose rows begin on
+    """Whether TMA, where the architecture has it, can fetch tiles of these [..., tokens, D]: of at most 16 bits, rows beginning on
     16 bytes."""
     if not INTERPRETING and target_sm(tensors[0].device) < 90:
         return False
     return all(
-        t.element_size() == 2 and t.stride(-1) == 1 and t.stride(-2) > 0 and not any(n % 8 for n in t.stride()[:-1])
+        t.element_size() <= 2 and t.stride(-1) == 1 and t.stride(-2) > 0
+        and not any(n * t.element_size() % 16 for n in t.stride()[:-1])
         for t in tensors
     ) and pointer_aligned(*tensors)
 
 
 def forward_launch(c: AttentionCall) -> Plan:
-    """Called with q, k, v, o, peak, log_sum, mask, bias, sinks, alibi, cu_q, cu_k, seed tensor (q for what there is not), seed,
-    offset."""
+    """Called with q, k, v, o, peak, log_sum, mask, bias, sinks, alibi, cu_q, cu_k, seed tensor, scales of q, k and v (q for what
+    there is not), seed, offset."""
     made = _Launch(c)
     config = made.config(configuration)
     o = result_like(c.q, c.dv, "meta")
+    if c.format:
+        made.dims |= {"D_COLS": bucket(c.d, 32), "DV_COLS": bucket(c.dv, 32)}  # rows of 8-bit operands have 32 at least
+    for name, heads in (("q_scale", c.heads), ("k_scale", c.heads // c.group), ("v_scale", c.heads // c.group)):
+        made.more += c.given[name].expand(c.batches, heads).stride() if name in c.given else (0, 0)
     strides = tuple(stride for t in (c.q, c.k, c.v, o) for stride in _packed(t))
     tma = fits_descriptors(c.views["k"], c.views["v"])
-    return made.plan(kernels.forward, config, made.slots(c.query_tokens, config["M"]), c.heads, strides, TMA=tma)
+    return made.plan(kernels.forward, config, made.slots(c.query_tokens, config["M"]), c.heads, strides, TMA=tma, FORMAT=c.format)
 
 
 def hopper_launch(c: AttentionCall) -> hopper_forward.HopperForward:

@@ -72,7 +72,7 @@ class Attention(KernelFunction):
         peak, log_sum = torch.empty((2, *rows), dtype=torch.float32, device=q.device).unbind()
         mask = given["mask"].view(torch.uint8) if "mask" in given else q
         optional = (given.get(n, q) for n in ("bias", "sinks", "alibi", "cu_seqlens_q", "cu_seqlens_k", "seed"))
-        plan(q, k, v, o, peak, log_sum, mask, *optional, seed, offset)
+        plan(q, k, v, o, peak, log_sum, mask, *optional, q, q, q, seed, offset)
         ctx.save_for_backward(*tensors, o, peak, log_sum)
         ctx.call = backward_plans, options, seed, offset, return_lse
         return (o, log_sum_exp(peak, log_sum, not options.needs_natural_units)) if return_lse else o

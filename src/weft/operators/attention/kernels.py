@@ -11,6 +11,7 @@ import triton.language as tl
 
 from weft.operators.dropout.philox import random_bits
 from weft.operators.loss.kernels import tanh
+from weft.operators.quantization.kernels import decode as decoded
 
 # B batch (or N sequences), H heads of q, G heads of k and v, M queries and N keys of a tile, D and DV head dims
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -113,6 +114,19 @@ def visible(first, rows, queries, keys, left, right, LEFT: tl.constexpr, RIGHT: 
         end = tl.minimum(tl.maximum(last + shift + right + 1, 0), keys)
         outer = tl.minimum(tl.maximum(first + shift + right + 1, 0), keys) // SIZE * SIZE
     return begin, tl.minimum(inner, end), tl.maximum(outer, tl.minimum(inner, end)), end
+
+
+@triton.jit
+def widened(x, like, FORMAT: tl.constexpr):
+    """Codes as the numbers that they encode, in the dtype of ``like``."""
+    if FORMAT == "fp8":
+        return x.to(tl.float8e4nv, bitcast=True).to(like)
+    elif FORMAT == "fp8_by_bits":  # for architectures without conversions of that type
+        return decoded(x, "fp8_e4m3").to(like)
+    elif FORMAT == "int8_by_bits":  # 1024 + 128 + x in fp16
+        return (x.to(tl.int16) ^ 0x6480).to(tl.float16, bitcast=True) - 1152.0
+    else:
+        return x.to(like)
 
 
 # ---- scores and probabilities ----------------------------------------------------------------------------------------
@@ -219,7 +233,7 @@ def attend(
     D: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D_COLS: tl.constexpr, DV_COLS: tl.constexpr,
     PLAIN: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr,
     SCORE: tl.constexpr, DROPOUT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, EDGE: tl.constexpr,
-    ACCURATE: tl.constexpr, TMA: tl.constexpr,
+    ACCURATE: tl.constexpr, TMA: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax for each tile of keys from ``begin`` to ``end`` (Milakov & Gimelshein 2018)."""
     i = m + tl.arange(0, M)[:, None]
@@ -231,6 +245,8 @@ def attend(
     for at in tl.range(begin, end, N):
         n = tl.cast(at, tl.int32)
         k = k_tiles.load([n, 0]) if TMA else read(k_ptr + at * k_s, k_s, k_d, keys - n, N, D, D_COLS, EDGE)
+        if FORMAT == "fp8_by_bits":
+            k = widened(k, q.dtype, FORMAT)
         bias, seen = beside(
             bias_ptr, mask_ptr, m, n, queries, keys, bias_s, bias_n, mask_s, mask_n, M, N, BIAS, MASK, False, EDGE
         )
@@ -250,6 +266,8 @@ def attend(
         if DROPOUT:
             p = tl.where(kept(row, n, pitch, seed, offset, last, M, N), p, 0.0)
         v = v_tiles.load([n, 0]) if TMA else read(v_ptr + at * v_s, v_s, v_d, keys - n, N, DV, DV_COLS, EDGE)
+        if FORMAT != "":  # fp16 holds every code, and has more of a probability than 8 bits would
+            v = widened(v, tl.float16, FORMAT)
         acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         peak = new
     return acc, total, peak
@@ -263,15 +281,17 @@ LENGTHS = [
 @triton.jit(do_not_specialize=LENGTHS)
 def forward(
     q_ptr, k_ptr, v_ptr, o_ptr, peak_ptr, log_sum_ptr, mask_ptr, bias_ptr, sinks_ptr, alibi_ptr, cu_q_ptr, cu_k_ptr, seed_ptr,
-    seed: tl.uint64, offset: tl.uint64,
+    q_scale_ptr, k_scale_ptr, v_scale_ptr, seed: tl.uint64, offset: tl.uint64,
     slots, heads, group, sequences, query_tokens, key_tokens, left, right, pitch, last: tl.uint32,
     scale: tl.float32, softcap: tl.float32, keep_scale: tl.float32,
     q_b, q_h, q_s, q_d, k_b, k_h, k_s, k_d, v_b, v_h, v_s, v_d, o_b, o_h, o_s, o_d,
     mask_b, mask_h, mask_s, mask_n, bias_b, bias_h, bias_s, bias_n, alibi_b, alibi_h,
+    q_scale_b, q_scale_h, k_scale_b, k_scale_h, v_scale_b, v_scale_h,
     D: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D_COLS: tl.constexpr, DV_COLS: tl.constexpr,
     PLAIN: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
     MASK: tl.constexpr, SCORE: tl.constexpr, SCORE_GRADIENT: tl.constexpr, DROPOUT: tl.constexpr, LEFT: tl.constexpr,
     RIGHT: tl.constexpr, PACKED: tl.constexpr, SEED_IN_MEMORY: tl.constexpr, ACCURATE: tl.constexpr, TMA: tl.constexpr,
+    FORMAT: tl.constexpr,
 ):  # fmt: skip
     """A program makes M rows of one head's output, [M, DV]; it walks the keys that they see."""
     b, h, m, start, queries = tile_of(cu_q_ptr, slots, heads, sequences, query_tokens, M, PACKED, RIGHT)
@@ -287,6 +307,11 @@ def forward(
     if ALIBI:
         at = alibi_ptr + tl.cast(b, tl.int64) * alibi_b + tl.cast(h, tl.int64) * alibi_h
         slope = tl.load(at, mask=(b >= 0) & (b < sequences), other=0.0).to(tl.float32)
+    if FORMAT != "":  # q, k and v are codes; of packed sequences b may be none
+        of = tl.maximum(tl.minimum(b, sequences - 1), 0)
+        scale *= tl.load(q_scale_ptr + of * q_scale_b + h * q_scale_h)
+        scale *= tl.load(k_scale_ptr + of * k_scale_b + h // group * k_scale_h)
+        keep_scale *= tl.load(v_scale_ptr + of * v_scale_b + h // group * v_scale_h)
     q_ptr = base(q_ptr, b, h, start + m, q_b, q_h, q_s)
     k_ptr, v_ptr = (
         base(k_ptr, b, h // group, key_start, k_b, k_h, k_s),
@@ -294,6 +319,8 @@ def forward(
     )
     mask_ptr, bias_ptr = base(mask_ptr, b, h, b, mask_b, mask_h, 0), base(bias_ptr, b, h, b, bias_b, bias_h, 0)
     q = read(q_ptr, q_s, q_d, queries - m, M, D, D_COLS, True)
+    if FORMAT == "fp8_by_bits":
+        q = widened(q, tl.float16, FORMAT)
     k_tiles, v_tiles = k_ptr, v_ptr
     if TMA:  # rows behind the last key, and columns behind the last one, come as zeros
         k_tiles = tl.make_tensor_descriptor(k_ptr, [keys, D], [k_s, 1], [N, D_COLS])
@@ -309,7 +336,7 @@ def forward(
                 acc, total, peak, q, k_ptr, v_ptr, k_tiles, v_tiles, bias_ptr, mask_ptr, first, stop, b, h, m, queries, keys,
                 left, right, scale, softcap, slope, k_s, k_d, v_s, v_d, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset, last,
                 D, DV, M, N, D_COLS, DV_COLS, PLAIN, SOFTCAP, ALIBI, BIAS, MASK, SCORE, DROPOUT, LEFT, RIGHT, part != 1,
-                ACCURATE, TMA,
+                ACCURATE, TMA, FORMAT,
             )  # fmt: skip
     unit = LOG2E
     if PLAIN:

@@ -33,7 +33,7 @@ def attention_op(
         )
     peak, log_sum = statistics.unbind()
     seen = given["mask"].view(torch.uint8) if "mask" in given else q
-    plan(q, k, v, out, peak, log_sum, seen, *(given.get(name, q) for name in TENSORS[1:]), q, 0, 0)
+    plan(q, k, v, out, peak, log_sum, seen, *(given.get(name, q) for name in TENSORS[1:]), q, q, q, q, 0, 0)
     return out, log_sum_exp(peak, log_sum, not o.needs_natural_units), statistics
 
 
