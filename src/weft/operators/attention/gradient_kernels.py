@@ -77,6 +77,7 @@ def of_keys(
     EDGE: tl.constexpr, ACCURATE: tl.constexpr,
 ):  # fmt: skip
     """What the queries from ``begin`` to ``end`` of one head add to dk (unscaled) and dv; tiles are transposed, [N, M]."""
+    PRECISION: tl.constexpr = "tf32x3" if ACCURATE else "ieee"
     j = n + tl.arange(0, N)[:, None]
     for m in tl.range(begin, end, M):
         q = read(q_ptr + tl.cast(m, tl.int64) * q_s, q_s, q_d, queries - m, M, D, D_COLS, EDGE)
@@ -85,22 +86,22 @@ def of_keys(
         bias, seen = beside(
             bias_ptr, mask_ptr, m, n, queries, keys, bias_s, bias_n, mask_s, mask_n, M, N, BIAS, MASK, True, EDGE
         )
-        qk = tl.dot(k, tl.trans(q), input_precision="ieee")
+        qk = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         s, inner, outer = scores(
             qk, bias, seen, b, h, i, j, queries, keys, left, right, scale, softcap, slope, PLAIN, SOFTCAP, ALIBI, BIAS, MASK,
             SCORE, SCORE_GRADIENT, LEFT, RIGHT, EDGE, True, ACCURATE,
         )  # fmt: skip
         p = probabilities(s, peak, log_sum, scale, 1, PLAIN)
         do = read(do_ptr + tl.cast(m, tl.int64) * do_s, do_s, do_d, queries - m, M, DV, DV_COLS, EDGE)
-        dp = tl.dot(v, tl.trans(do), input_precision="ieee")
+        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
         if DROPOUT:
             keep = tl.trans(kept(row + m + tl.arange(0, M), n, pitch, seed, offset, last, M, N))
-            dv = tl.dot(tl.where(keep, p, 0.0).to(do.dtype), do, dv, input_precision="ieee")
+            dv = tl.dot(tl.where(keep, p, 0.0).to(do.dtype), do, dv, input_precision=PRECISION)
             dp = tl.where(keep, dp * keep_scale, 0.0)
         else:
-            dv = tl.dot(p.to(do.dtype), do, dv, input_precision="ieee")
+            dv = tl.dot(p.to(do.dtype), do, dv, input_precision=PRECISION)
         ds = p * (dp - delta[None, :]) * outer * inner
-        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
+        dk = tl.dot(ds.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv
 
 
@@ -164,17 +165,18 @@ def score_gradients(
     RIGHT: tl.constexpr, EDGE: tl.constexpr, ACCURATE: tl.constexpr,
 ):  # fmt: skip
     """[M, N]: the gradient of the score that the bias is added to, and the soft cap's derivative behind it."""
+    PRECISION: tl.constexpr = "tf32x3" if ACCURATE else "ieee"
     i, j = m + tl.arange(0, M)[:, None], n + tl.arange(0, N)[None, :]
     bias, seen = beside(
         bias_ptr, mask_ptr, m, n, queries, keys, bias_s, bias_n, mask_s, mask_n, M, N, BIAS, MASK, False, EDGE
     )
-    qk = tl.dot(q, tl.trans(k), input_precision="ieee")
+    qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     s, inner, outer = scores(
         qk, bias, seen, b, h, i, j, queries, keys, left, right, scale, softcap, slope, PLAIN, SOFTCAP, ALIBI, BIAS, MASK, SCORE,
         SCORE_GRADIENT, LEFT, RIGHT, EDGE, True, ACCURATE,
     )  # fmt: skip
     p = probabilities(s, peak, log_sum, scale, 0, PLAIN)
-    dp = tl.dot(do, tl.trans(v), input_precision="ieee")
+    dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
     if DROPOUT:
         dp = tl.where(kept(row, n, pitch, seed, offset, last, M, N), dp * keep_scale, 0.0)
     return p * (dp - delta[:, None]) * outer, inner
@@ -190,6 +192,7 @@ def of_queries(
     EDGE: tl.constexpr, ACCURATE: tl.constexpr,
 ):  # fmt: skip
     """What the keys from ``begin`` to ``end`` add to dq (unscaled)."""
+    PRECISION: tl.constexpr = "tf32x3" if ACCURATE else "ieee"
     for at in tl.range(tl.cast(begin, tl.int64), tl.cast(end, tl.int64), N):  # int64: as in forward
         n = tl.cast(at, tl.int32)
         k = read(k_ptr + at * k_s, k_s, k_d, keys - n, N, D, D_COLS, EDGE)
@@ -199,7 +202,7 @@ def of_queries(
             slope, keep_scale, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset, last, M, N, PLAIN, SOFTCAP, ALIBI,
             BIAS, MASK, SCORE, SCORE_GRADIENT, DROPOUT, LEFT, RIGHT, EDGE, ACCURATE,
         )  # fmt: skip
-        dq = tl.dot((ds * inner).to(k.dtype), k, dq, input_precision="ieee")
+        dq = tl.dot((ds * inner).to(k.dtype), k, dq, input_precision=PRECISION)
     return dq
 
 

@@ -236,6 +236,7 @@ def attend(
     ACCURATE: tl.constexpr, TMA: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax for each tile of keys from ``begin`` to ``end`` (Milakov & Gimelshein 2018)."""
+    PRECISION: tl.constexpr = "tf32x3" if ACCURATE else "ieee"
     i = m + tl.arange(0, M)[:, None]
     unit = scale * LOG2E if PLAIN else LOG2E  # from scores to exponents of 2
     if not TMA:
@@ -250,7 +251,7 @@ def attend(
         bias, seen = beside(
             bias_ptr, mask_ptr, m, n, queries, keys, bias_s, bias_n, mask_s, mask_n, M, N, BIAS, MASK, False, EDGE
         )
-        qk = tl.dot(q, tl.trans(k), input_precision="ieee")
+        qk = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         j = n + tl.arange(0, N)[None, :]
         s, _, _ = scores(
             qk, bias, seen, b, h, i, j, queries, keys, left, right, scale, softcap, slope, PLAIN, SOFTCAP, ALIBI, BIAS, MASK,
@@ -268,7 +269,7 @@ def attend(
         v = v_tiles.load([n, 0]) if TMA else read(v_ptr + at * v_s, v_s, v_d, keys - n, N, DV, DV_COLS, EDGE)
         if FORMAT != "":  # fp16 holds every code, and has more of a probability than 8 bits would
             v = widened(v, tl.float16, FORMAT)
-        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
         peak = new
     return acc, total, peak
 
