@@ -9,8 +9,8 @@ import triton
 from torch import Tensor
 
 from weft.operators.attention import decode_kernels as kernels
+from weft.operators.attention.dispatch import by_vectors, result_like, spans_too_much
 from weft.operators.attention.dispatch import options as attention_options
-from weft.operators.attention.dispatch import result_like, spans_too_much
 from weft.operators.call import FLOATS_AND_64
 from weft.operators.checks import check_device, check_flag, check_same, check_shape, check_tensor, check_value
 from weft.operators.configs import Config, Configurations, bucket, grid_of
@@ -174,14 +174,17 @@ def checked_options(
 # ---- parts -----------------------------------------------------------------------------------------------------------
 
 
-def heuristic(sm: int, dtype: torch.dtype, d: int, rows: int, scattered: bool) -> Config:
-    """``dtype`` of the cache, rows of a tile, whether a large tile is of several pages. ``programs`` are those that share a
-    multiprocessor. Measured on an H200: few large tiles in flight reach the bandwidth of the memory, many small ones do not;
-    but keys with addresses of their own want registers and instructions."""
+def heuristic(sm: int, dtype: torch.dtype, d: int, rows: int, scattered: bool, vectors: bool) -> Config:
+    """``dtype`` of the cache, rows of a tile, whether a large tile is of several pages, whether rows are read by vectors: an
+    element at a time, large tiles spill. ``programs`` are those that share a multiprocessor. Measured on an H200: few large
+    tiles in flight reach the bandwidth of the memory, many small ones do not; but keys with addresses of their own want
+    registers and instructions."""
     if INTERPRETING:
         return {"N": 32, "num_warps": 4, "num_stages": 1, "programs": 2}
     if dtype == torch.float32:
         return {"N": 32 if d <= 64 else 16, "num_warps": 4, "num_stages": 2, "programs": 2}
+    if not vectors:
+        return {"N": 32 if d <= 64 else 16, "num_warps": 4, "num_stages": 2, "programs": 4}
     much, codes = shared_limit(sm) > 2**17, dtype.itemsize == 1
     scattered = scattered and not codes
     if not much or rows > 32 or scattered:
@@ -198,7 +201,7 @@ def heuristic(sm: int, dtype: torch.dtype, d: int, rows: int, scattered: bool) -
     }
 
 
-def candidates(sm: int, dtype: torch.dtype, d: int, rows: int, scattered: bool) -> Any:
+def candidates(sm: int, dtype: torch.dtype, d: int, rows: int, scattered: bool, vectors: bool) -> Any:
     for c in grid_of({"N": (32, 64, 128, 256), "num_warps": (4, 8), "num_stages": (2, 3, 4), "programs": (1, 2, 3)}):
         if 2 * (c["num_stages"] - 1) * c["N"] * d * dtype.itemsize * c["programs"] <= shared_limit(sm):
             yield c
@@ -221,7 +224,8 @@ class Layout:
     def of(cls, c: DecodeCall) -> "Layout":
         m = min(bucket(c.rows, 16), 64)
         scattered = c.paged and c.page % 128 != 0
-        config = configuration(c.q.device, c.k.dtype, max(bucket(c.d), bucket(c.dv)), m, scattered)
+        width = max(bucket(c.d), bucket(c.dv))
+        config = configuration(c.q.device, c.k.dtype, width, m, scattered, by_vectors(c.k, c.v, size=4))
         room = multiprocessors(c.q.device) * config["programs"]
         return cls(config, m, min(bucket(c.rows), m), triton.cdiv(c.rows, m), room)
 

@@ -115,12 +115,10 @@ def read_keys(ptr, at, inside, col_stride, WIDTH: tl.constexpr, COLS: tl.constex
         return tl.load(ptr + at + col * col_stride, mask=inside, other=0)
 
 
-# Two int16, each two codes, are a register; of these the even or the odd codes become two fp16. int8: x ^ 0x6480 are the bits of
-# 1024 + 128 + x. The interpreter has no assembly.
+# Two int16, each two codes, are a register; of these the even or the odd codes become two fp16. int8: x ^ 0x6480 are the bits
+# of 1024 + 128 + x. The interpreter has no assembly.
 FP8 = "{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $1, 0, %s; mov.b32 {a, b}, t; cvt.rn.f16x2.e4m3x2 $0, a; }"
-INT8 = (
-    "{ .reg .b32 t, c; mov.b32 c, 0x64806480; shr.b32 t, $1, %s; lop3.b32 t, t, 0x00ff00ff, c, 0x6a; sub.f16x2 $0, t, c; }"
-)
+INT8 = "{ .reg .b32 t, c; mov.b32 c, 0x64806480; shr.b32 t, $1, %s; lop3.b32 t, t, 0x00ff00ff, c, 0x6a; sub.f16x2 $0, t, c; }"
 FP8_EVEN, FP8_ODD = tl.constexpr(FP8 % "0x20"), tl.constexpr(FP8 % "0x31")
 INT8_EVEN, INT8_ODD = tl.constexpr(INT8 % "0"), tl.constexpr(INT8 % "8")
 

@@ -107,7 +107,7 @@ class AttentionCall(Call):
         self.check()
         q, k, v = self.q, self.k, self.v
         if self.packed:  # [total, heads, D] as one batch
-            q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
+            q, k, v = map(heads_first, (q, k, v))
         self.heads, self.query_tokens, self.d = q.shape[1:]
         self.group = q.shape[1] // max(k.shape[1], 1)
         self.key_tokens, self.dv = v.shape[2:]
@@ -132,7 +132,9 @@ class AttentionCall(Call):
             and v.shape[row] == k.shape[row]
             and (self.packed or v.shape[0] == k.shape[0])
         )
-        check_shape(self.operator, "v", v, fits and v.shape[-1] > 0, f"that of 'k', {tuple(k.shape)}, the head dim apart")
+        check_shape(
+            self.operator, "v", v, fits and v.shape[-1] > 0, f"that of 'k', {tuple(k.shape)}, the head dim apart"
+        )
         for name, t in self.given.items():
             if name != "seed":
                 check_tensor(self.operator, name, t, self.dtypes[name])
@@ -148,13 +150,19 @@ class AttentionCall(Call):
         if "sinks" in self.given:
             t = self.given["sinks"]
             check_shape(
-                self.operator, "sinks", t, t.shape == (q.shape[head],), f"({q.shape[head]},), a logit for each head of 'q'"
+                self.operator,
+                "sinks",
+                t,
+                t.shape == (q.shape[head],),
+                f"({q.shape[head]},), a logit for each head of 'q'",
             )
         if "alibi" in self.given:
             t, heads = self.given["alibi"], q.shape[head]
             batches = self.given["cu_seqlens_q"].shape[0] - 1 if self.packed else q.shape[0]
             fits = t.shape in ((heads,), (batches, heads))
-            check_shape(self.operator, "alibi", t, fits, f"({heads},) or ({batches}, {heads}), a slope for each head of 'q'")
+            check_shape(
+                self.operator, "alibi", t, fits, f"({heads},) or ({batches}, {heads}), a slope for each head of 'q'"
+            )
 
     @property
     def dtypes(self) -> dict[str, tuple[torch.dtype, ...]]:
@@ -167,7 +175,9 @@ class AttentionCall(Call):
             return
         for name, other in (("cu_seqlens_q", "cu_seqlens_k"), ("cu_seqlens_k", "cu_seqlens_q")):
             if other not in self.given:
-                raise ValueError(f"{self.operator}: argument '{other}' is None beside '{name}'; expected both, or neither")
+                raise ValueError(
+                    f"{self.operator}: argument '{other}' is None beside '{name}'; expected both, or neither"
+                )
         for name, other in (("cu_seqlens_q", "cu_seqlens_k"), ("cu_seqlens_k", "cu_seqlens_q")):
             t = self.given[name]
             fits = t.ndim == 1 and t.shape[0] >= 2 and t.shape == self.given[other].shape and t.stride(0) == 1
@@ -175,8 +185,8 @@ class AttentionCall(Call):
         for name in ("mask", "bias"):
             if name in self.given:
                 raise ValueError(
-                    f"{self.operator}: argument '{name}' of shape {tuple(self.given[name].shape)} beside cu_seqlens; expected None for "
-                    "packed sequences: causal, window, alibi or score say what a query sees"
+                    f"{self.operator}: argument '{name}' of shape {tuple(self.given[name].shape)} beside cu_seqlens; expected "
+                    "None for packed sequences: causal, window, alibi or score say what a query sees"
                 )
 
     @property
@@ -241,11 +251,15 @@ def forward_heuristic(sm: int, dtype: torch.dtype, d: int, loads: bool) -> Confi
     two blocks of 64 queries share a multiprocessor."""
     if INTERPRETING:
         return {"M": 32, "N": 32, "num_warps": 4, "num_stages": 1}
-    if dtype == torch.float32:  # products without matrix units hold their operands in registers
-        return {"M": 64 if d <= 64 else 32, "N": 32 if d <= 64 else 16, "num_warps": 8, "num_stages": 2}
     much = shared_limit(sm) > 2**17
-    if sm >= 90 and much and d <= 128 and not loads:
+    if dtype == torch.float32:  # operands come as two numbers of tf32 each, which take registers
+        if sm >= 90 and much and d <= 128:
+            return {"M": 128, "N": 64 if d <= 64 else 32, "num_warps": 8, "num_stages": 2}
+        return {"M": 64 if d <= 64 else 32, "N": 32 if d <= 64 else 16, "num_warps": 8, "num_stages": 2}
+    if sm >= 90 and much and d <= (64 if loads else 128):
         return {"M": 64, "N": 64, "num_warps": 4, "num_stages": 3}
+    if sm >= 90 and much and d > 128:
+        return {"M": 128, "N": 64, "num_warps": 8, "num_stages": 2}
     if d <= 64:
         return {"M": 128, "N": 64, "num_warps": 8 if loads else 4, "num_stages": 3}
     if d <= 128:
@@ -271,7 +285,7 @@ def gradient_heuristic(own: str, other: str) -> Any:
             mine, theirs, warps, stages = 32, 32, 4, 1
         elif dtype == torch.float32:
             mine, theirs, warps, stages = (32 if d <= 64 else 16), (32 if d <= 64 else 16), 8, 1
-        elif sm >= 90 and shared_limit(sm) > 2**17 and d <= 128 and not loads:
+        elif sm >= 90 and shared_limit(sm) > 2**17 and d <= 128:
             mine, theirs, warps, stages = TILES[own, d > 64]
         elif d <= 128:
             mine, theirs, warps, stages = 128, (64 if d <= 64 else 32), 8, (1 if loads and d > 64 else 2)
@@ -299,6 +313,11 @@ queries_configuration = Configurations(__file__, "query_gradients", gradient_heu
 def _packed(t: Tensor) -> tuple[int, ...]:
     """Of [total, heads, D]: from batch to batch (none), head to head, token to token, column to column."""
     return (0, t.stride(1), t.stride(0), t.stride(2)) if t.ndim == 3 else t.stride()
+
+
+def heads_first(t: Tensor) -> Tensor:
+    """[1, heads, total, D] of packed [total, heads, D]; others are [B, heads, S, D]."""
+    return t.transpose(0, 1)[None] if t.ndim == 3 else t
 
 
 def result_like(q: Tensor, width: int, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -355,31 +374,37 @@ class _Launch:
         return made(kernel, grid, scalars, constants, config["num_warps"], config["num_stages"])
 
 
+def by_vectors(*tensors: Tensor, size: int = 16) -> bool:
+    """Whether all rows, of elements that lie side by side, begin on ``size`` bytes, and the tensors on 16, which the compiler
+    asks for."""
+    beside = all(t.stride(-1) == 1 and not any(n * t.element_size() % size for n in t.stride()[:-1]) for t in tensors)
+    return beside and pointer_aligned(*tensors)
+
+
 def fits_descriptors(*tensors: Tensor) -> bool:
-    """Whether TMA, where the architecture has it, can fetch tiles of these [..., tokens, D]: of at most 16 bits, rows beginning on
-    16 bytes."""
+    """Whether TMA, where the architecture has it, can fetch tiles of these [..., tokens, D], of 16 or 8 bits an element."""
     if not INTERPRETING and target_sm(tensors[0].device) < 90:
         return False
-    return all(
-        t.element_size() <= 2 and t.stride(-1) == 1 and t.stride(-2) > 0
-        and not any(n * t.element_size() % 16 for n in t.stride()[:-1])
-        for t in tensors
-    ) and pointer_aligned(*tensors)
+    return all(t.element_size() <= 2 and t.stride(-2) > 0 for t in tensors) and by_vectors(*tensors)
 
 
 def forward_launch(c: AttentionCall) -> Plan:
-    """Called with q, k, v, o, peak, log_sum, mask, bias, sinks, alibi, cu_q, cu_k, seed tensor, scales of q, k and v (q for what
-    there is not), seed, offset."""
+    """Called with q, k, v, o, peak, log_sum, mask, bias, sinks, alibi, cu_q, cu_k, seed tensor, the scales of q, k and v (q for
+    what there is not), seed, offset."""
     made = _Launch(c)
     config = made.config(configuration)
     o = result_like(c.q, c.dv, "meta")
     if c.format:
-        made.dims |= {"D_COLS": bucket(c.d, 32), "DV_COLS": bucket(c.dv, 32)}  # rows of 8-bit operands have 32 at least
+        made.dims |= {
+            "D_COLS": bucket(c.d, 32),
+            "DV_COLS": bucket(c.dv, 32),
+        }  # products of 8 bits have 32 terms at least
     for name, heads in (("q_scale", c.heads), ("k_scale", c.heads // c.group), ("v_scale", c.heads // c.group)):
         made.more += c.given[name].expand(c.batches, heads).stride() if name in c.given else (0, 0)
     strides = tuple(stride for t in (c.q, c.k, c.v, o) for stride in _packed(t))
-    tma = fits_descriptors(c.views["k"], c.views["v"])
-    return made.plan(kernels.forward, config, made.slots(c.query_tokens, config["M"]), c.heads, strides, TMA=tma, FORMAT=c.format)
+    slots = made.slots(c.query_tokens, config["M"])
+    tma = fits_descriptors(*map(heads_first, (c.k, c.v)))
+    return made.plan(kernels.forward, config, slots, c.heads, strides, TMA=tma, FORMAT=c.format)
 
 
 def hopper_launch(c: AttentionCall) -> hopper_forward.HopperForward:
@@ -447,7 +472,8 @@ def _keys(made: _Launch) -> Plan:
     tensors = (c.q, c.k, c.v, c.do, _like(c.k), _like(c.v))
     strides = tuple(stride for t in tensors for stride in _packed(t))
     slots = made.slots(c.key_tokens, config["N"])
-    return made.plan(gradient_kernels.key_gradients, config, slots, c.heads // c.group, strides)
+    tma = fits_descriptors(*map(heads_first, (c.q, c.do)))
+    return made.plan(gradient_kernels.key_gradients, config, slots, c.heads // c.group, strides, TMA=tma)
 
 
 def _queries(made: _Launch) -> Plan:
@@ -455,7 +481,8 @@ def _queries(made: _Launch) -> Plan:
     config = made.config(queries_configuration)
     strides = tuple(stride for t in (c.q, c.k, c.v, c.do, _like(c.q)) for stride in _packed(t))
     slots = made.slots(c.query_tokens, config["M"])
-    return made.plan(gradient_kernels.query_gradients, config, slots, c.heads, strides)
+    tma = fits_descriptors(*map(heads_first, (c.k, c.v)))
+    return made.plan(gradient_kernels.query_gradients, config, slots, c.heads, strides, TMA=tma)
 
 
 def _bias(made: _Launch) -> Plan:

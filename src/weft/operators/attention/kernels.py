@@ -137,16 +137,20 @@ def tile_at(
     ptr, m, n, queries, keys, row_stride, col_stride, M: tl.constexpr, N: tl.constexpr, TRANSPOSED: tl.constexpr,
     EDGE: tl.constexpr,
 ):  # fmt: skip
-    """[M, N] of a mask or bias from query m and key n on, 0 behind the last ones; TRANSPOSED [N, M]. The tile's address is in 64
-    bits, what is added to it in 32. Inside only the program's own rows (keys if TRANSPOSED) may lie behind the last one: a bound
-    of columns would make each element a load of its own."""
+    """[M, N] of a mask or bias from query m and key n on, 0 behind the last ones; TRANSPOSED [N, M]. The tile's address is in
+    64 bits, what is added to it in 32. Inside only the program's own rows (keys if TRANSPOSED) may lie behind the last one: a
+    bound of columns would make each element a load of its own."""
     i, j = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
     if TRANSPOSED:
         i, j = tl.arange(0, M)[None, :], tl.arange(0, N)[:, None]
     elif not EDGE:
         i = tl.minimum(i, queries - m - 1)
     n = n // N * N  # as it is; said here, where the compiler makes vectors of the loads
-    at = ptr + (tl.cast(m, tl.int64) * row_stride + tl.cast(n, tl.int64) * col_stride) + (i * row_stride + j * col_stride)
+    at = (
+        ptr
+        + (tl.cast(m, tl.int64) * row_stride + tl.cast(n, tl.int64) * col_stride)
+        + (i * row_stride + j * col_stride)
+    )
     if EDGE:
         return tl.load(at, mask=(i < queries - m) & (j < keys - n), other=0)
     elif TRANSPOSED:
@@ -228,8 +232,8 @@ def kept(row, n, pitch, seed, offset, last, ROWS: tl.constexpr, COLS: tl.constex
 
 @triton.jit
 def attend(
-    acc, total, peak, q, k_ptr, v_ptr, k_tiles, v_tiles, bias_ptr, mask_ptr, begin, end, b, h, m, queries, keys, left, right, scale, softcap,
-    slope, k_s, k_d, v_s, v_d, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset, last,
+    acc, total, peak, q, k_ptr, v_ptr, k_tiles, v_tiles, bias_ptr, mask_ptr, begin, end, b, h, m, queries, keys, left, right,
+    scale, softcap, slope, k_s, k_d, v_s, v_d, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset, last,
     D: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D_COLS: tl.constexpr, DV_COLS: tl.constexpr,
     PLAIN: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr,
     SCORE: tl.constexpr, DROPOUT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, EDGE: tl.constexpr,
@@ -241,7 +245,8 @@ def attend(
     unit = scale * LOG2E if PLAIN else LOG2E  # from scores to exponents of 2
     if not TMA:
         # Counts in int64, which the addresses want: the compiler would widen n itself and, on the way past a loop without a
-        # turn, write accumulators between matrix instructions, which ptxas then makes wait for each other (docs/notes/attention.md).
+        # turn, write accumulators between matrix instructions, which ptxas then makes wait for each other
+        # (docs/notes/attention.md).
         begin, end = tl.cast(begin, tl.int64), tl.cast(end, tl.int64)
     for at in tl.range(begin, end, N):
         n = tl.cast(at, tl.int32)
@@ -335,9 +340,9 @@ def forward(
             stop = inner if part == 0 else outer if part == 1 else end
             acc, total, peak = attend(
                 acc, total, peak, q, k_ptr, v_ptr, k_tiles, v_tiles, bias_ptr, mask_ptr, first, stop, b, h, m, queries, keys,
-                left, right, scale, softcap, slope, k_s, k_d, v_s, v_d, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset, last,
-                D, DV, M, N, D_COLS, DV_COLS, PLAIN, SOFTCAP, ALIBI, BIAS, MASK, SCORE, DROPOUT, LEFT, RIGHT, part != 1,
-                ACCURATE, TMA, FORMAT,
+                left, right, scale, softcap, slope, k_s, k_d, v_s, v_d, bias_s, bias_n, mask_s, mask_n, row, pitch, seed,
+                offset, last, D, DV, M, N, D_COLS, DV_COLS, PLAIN, SOFTCAP, ALIBI, BIAS, MASK, SCORE, DROPOUT, LEFT, RIGHT,
+                part != 1, ACCURATE, TMA, FORMAT,
             )  # fmt: skip
     unit = LOG2E
     if PLAIN:

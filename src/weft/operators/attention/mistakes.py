@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.definition import Mutant
 from weft.operators import mutants
-from weft.operators.attention.points import heads_first
+from weft.operators.attention.dispatch import heads_first
 from weft.operators.attention.reference import reference
 from weft.operators.attention.score import Score
 

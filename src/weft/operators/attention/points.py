@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Cost, Workload
+from weft.operators.attention.dispatch import heads_first
 from weft.operators.attention.reference import reference
 from weft.operators.attention.score import Score
 from weft.operators.random_inputs import random_tensor
@@ -154,10 +155,6 @@ def cost(w: Workload, direction: str) -> Cost:
         return Cost(q + k + v + added, o + lse, {w.dtype: flops}, special_ops=visible)
     bias = math.prod(places["bias"]) * size if "bias" in places else 0
     return Cost(q + k + v + 2 * o + added, q + k + v + bias, {w.dtype: 2.5 * flops}, special_ops=visible)
-
-
-def heads_first(t: Tensor) -> Tensor:
-    return t.transpose(0, 1)[None] if t.ndim == 3 else t
 
 
 def gradient_terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:

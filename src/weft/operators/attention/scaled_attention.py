@@ -33,24 +33,25 @@ OPTIONAL = ("sinks", "cu_seqlens_q", "cu_seqlens_k")
 # ---- what it computes ------------------------------------------------------------------------------------------------
 
 
-def numbers(codes: Tensor, scale: Tensor, packed: bool, sequences: Tensor | None) -> Tensor:
-    """Codes times their scale, which broadcasts to [B, heads], in the scale's dtype."""
+def numbers(codes: Tensor, scale: Tensor, sequences: Tensor | None) -> Tensor:
+    """Codes, packed beside ``sequences``, times their scale, which broadcasts to [B, heads]; in the scale's dtype."""
     x = codes.to(scale.dtype)
-    if scale.ndim < 2 or not packed:
-        return x * scale[..., None] if packed and scale.ndim else x * scale.reshape(*scale.shape, *(1,) * 2 * bool(scale.ndim))
-    assert sequences is not None  # beside packed codes
-    token = torch.arange(x.shape[0], device=x.device)
-    of = torch.searchsorted(sequences[1:].contiguous(), token, right=True).clamp(max=sequences.shape[0] - 2)
-    return x * scale.expand(sequences.shape[0] - 1, x.shape[1])[of][..., None]
+    if not scale.ndim:
+        return x * scale
+    if sequences is None:
+        return x * scale[..., None, None]
+    if scale.ndim == 2:
+        token = torch.arange(x.shape[0], device=x.device)
+        of = torch.searchsorted(sequences[1:].contiguous(), token, right=True)
+        scale = scale[of.clamp(max=sequences.shape[0] - 2)]
+    return x * scale[..., None]
 
 
 def dequantised(q: Tensor, k: Tensor, v: Tensor, named: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v in their scales' dtype; takes the scales out of ``named``."""
     cu_q, cu_k = named.get("cu_seqlens_q"), named.get("cu_seqlens_k")
-    packed = cu_q is not None
-    of = zip((q, k, v), (named.pop(n) for n in SCALES), (cu_q, cu_k, cu_k), strict=True)
-    found = tuple(numbers(t, scale, packed, cu) for t, scale, cu in of)
-    return found[0], found[1], found[2]
+    q_scale, k_scale, v_scale = (named.pop(n) for n in SCALES)
+    return numbers(q, q_scale, cu_q), numbers(k, k_scale, cu_k), numbers(v, v_scale, cu_k)
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
@@ -141,7 +142,8 @@ scaled_attention = Operator(
         ],
         "quick": [LARGE],
         "compile": [
-            *(workload(t, B=1, H=4, S=512, T=512, D=d, causal=True, kv_heads=2) for t in ("bf16", "fp32") for d in (64, 128, 256)),
+            *(workload(t, B=1, H=4, S=512, T=512, D=d, causal=True, kv_heads=2)
+              for t in ("bf16", "fp32") for d in (64, 128, 256)),
             workload("fp16", B=4, H=4, S=512, T=512, D=128, packed=True, causal=True, sinks=True, softcap=3000, left=100),
         ],
         "model": [workload("bf16", B=1, H=32, S=8192, T=8192, D=128, kv_heads=8, causal=True)],
@@ -238,7 +240,8 @@ def call_of(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> tuple[tuple[Tensor
     if isinstance(given.get("sinks"), Tensor):
         given["sinks"] = given["sinks"].contiguous()
     try:
-        o = attention_options(tuple(given), *(named[n] for n in ("causal", "window", "scale", "softcap")), None, 0.0)
+        of = named["causal"], named["window"], named["scale"], named["softcap"]
+        o = attention_options(tuple(given), *of, None, 0.0)
     except (TypeError, ValueError) as error:  # said of ``attention``, whose options these are
         raise type(error)(str(error).replace("attention: ", f"{NAME}: ", 1)) from None
     check_flag(NAME, "return_lse", named.get("return_lse", False))
@@ -300,9 +303,9 @@ def scaled_attention_function(
         "return_lse": return_lse,
     }  # fmt: skip
     tensors, o, dtype = call_of(q, k, v, **named)
-    if all(isinstance(t, Tensor) for t in tensors) and eager(*tensors, autocast=True):
-        if (launch := SCALED.of(tensors, o, dtype)) is not None:
-            return launched(launch, tensors, return_lse)
+    ready = all(isinstance(t, Tensor) for t in tensors) and eager(*tensors, autocast=True)
+    if ready and (launch := SCALED.of(tensors, o, dtype)) is not None:
+        return launched(launch, tensors, return_lse)
     if choose(q, k, v, **named).implementation == "torch":
         return reference(q, k, v, **named)
     return launched(SCALED.of(tensors, o, dtype), tensors, return_lse)
