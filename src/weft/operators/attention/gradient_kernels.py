@@ -207,8 +207,8 @@ def score_gradients(
 @triton.jit
 def of_queries(
     dq, q, do, peak, log_sum, delta, k_ptr, v_ptr, k_tiles, v_tiles, bias_ptr, mask_ptr, begin, end, b, h, m, queries, keys,
-    left, right, scale, softcap, slope, keep_scale, k_s, k_d, v_s, v_d, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset,
-    last,
+    left, right, scale, softcap, slope, keep_scale, k_s, k_d, v_s, v_d, bias_s, bias_n, mask_s, mask_n, row, pitch, seed,
+    offset, last,
     D: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D_COLS: tl.constexpr, DV_COLS: tl.constexpr,
     PLAIN: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr,
     SCORE: tl.constexpr, SCORE_GRADIENT: tl.constexpr, DROPOUT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
