@@ -125,14 +125,18 @@ def test_greedy_text_is_that_of_eager_attention(name, cache):
     assert found.equal(wanted) and found.shape == (2, 15)
 
 
-@pytest.mark.parametrize("name", ["Llama", "GptOss", "Gemma2"])
-def test_a_token_at_a_time_is_decoded(name, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [(name, "dynamic") for name in ("Llama", "GptOss", "Gemma2")] + [("Llama", "static"), ("Qwen3", "static")],
+)
+def test_a_token_at_a_time_is_decoded(name, cache, monkeypatch):
     """By the operator that splits keys, where no key is padding."""
     asked, ours = [], huggingface.ops.decode_attention
     monkeypatch.setattr(
         huggingface.ops, "decode_attention", lambda q, *a, **n: asked.append(q.shape[2]) or ours(q, *a, **n)
     )
-    wanted, found = by(name, lambda m: m.generate(tokens(), max_new_tokens=4, do_sample=False))
+    more = {"cache_implementation": cache, "disable_compile": True, "max_new_tokens": 4, "do_sample": False}
+    wanted, found = by(name, lambda m: m.generate(tokens(), **more))
     assert found.equal(wanted) and asked == [1] * 6  # three tokens, two layers
 
 
@@ -210,10 +214,8 @@ def test_patterns_are_known_by_what_they_are():
     call = {"batch_size": 2, "q_length": 7, "kv_length": 7, "mask_function": chunks, "local_size": 3}
     stored = huggingface.mask(masking_utils, **call)
     assert not isinstance(stored, Visible) and stored.equal(mu.sdpa_mask(**call, allow_is_causal_skip=False))
-    ahead = huggingface.mask(
-        masking_utils, batch_size=1, q_length=2, kv_length=9, q_offset=3
-    )  # a static cache, partly filled
-    assert not isinstance(ahead, Visible) and ahead[0, 0].sum(-1).tolist() == [4, 5]
+    ahead = huggingface.mask(masking_utils, batch_size=1, q_length=2, kv_length=9, q_offset=3)  # a static cache
+    assert isinstance(ahead, Visible) and ahead.length == 5 and ahead[0, 0].sum(-1).tolist() == [4, 5]
 
 
 def test_weights_are_refused():

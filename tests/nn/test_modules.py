@@ -245,6 +245,28 @@ def test_grouped_query_attention_is_the_layer_written_out():
     close(packed[3:], layer(x[:1, 3:], (cos[3:], sin[3:]))[0])
 
 
+@pytest.mark.parametrize("options", [{}, {"window": (3, None), "softcap": 3.0, "sinks": True, "qk_norm": 1e-5}])
+def test_a_cache_gives_what_the_whole_sequence_gives(options):
+    """A prompt, one of several tokens after it, tokens one at a time; then again from the beginning."""
+    torch.manual_seed(1)
+    layer = nn.TransformerLayer(E, 4, 2, 48, head_dim=16, device=DEVICE, **options).eval()
+    for p in layer.parameters():
+        torch.nn.init.normal_(p, std=0.2)
+    x, angles = random(2, 9, E), random(12, 8)
+    cos, sin = angles.cos(), angles.sin()
+    with torch.no_grad():
+        wanted, cache = layer(x, (cos[:9], sin[:9])), layer.self_attn.cache(2, 12)
+        for _ in range(2):
+            parts = [layer(piece, (cos, sin), cache=cache) for piece in x.split([4, 3, 1, 1], 1)]
+            close(torch.cat(parts, 1), wanted)
+            assert cache.lengths.tolist() == [9, 9] and cache.filled == 9
+            cache.reset()
+        layer(x, (cos, sin), cache=cache)
+        cache.lengths.copy_(torch.tensor([9, 4]))  # five of the second prompt were padding
+        close(layer(x[:, 4:5], (cos, sin), cache=cache)[1], wanted[1, 4:5])
+        assert cache.lengths.tolist() == [10, 5]
+
+
 def zeros(*shape, dtype=torch.float32):
     return torch.zeros(shape, dtype=dtype, device=DEVICE)
 
@@ -253,7 +275,26 @@ x, q = zeros(5, 2, E), zeros(2, 2, 5, 16)
 nested = torch.nested.nested_tensor([x[0], x[1]], layout=torch.jagged)
 module, sdpa = nn.MultiheadAttention(E, H, device=DEVICE), nn.scaled_dot_product_attention
 grouped = functools.partial(nn.GroupedQueryAttention, E)
+small = nn.GroupedQueryAttention(E, 2, 2, device=DEVICE)
 REFUSED = [
+    (
+        functools.partial(small, cache=small.cache(2, 8)),
+        (x.transpose(0, 1),),
+        ValueError,
+        "'cache' where gradients are recorded; torch.no_grad",
+    ),
+    (
+        functools.partial(torch.no_grad()(small), cache=small.cache(2, 4)),
+        (x.transpose(0, 1),),
+        ValueError,
+        "room for 4 tokens, 0 taken; for 5 more",
+    ),
+    (
+        functools.partial(small, cache=small.cache(2, 8), mask=q > 0),
+        (x.transpose(0, 1),),
+        ValueError,
+        "'mask' beside a cache; expected None",
+    ),
     (
         module,
         (nested, nested, nested),

@@ -3,6 +3,7 @@
 from weft.nn.embedding import Embedding
 from weft.nn.feed_forward import MixtureOfExperts, SwiGLU
 from weft.nn.grouped_query_attention import GroupedQueryAttention
+from weft.nn.key_value_cache import KeyValueCache
 from weft.nn.linear import Linear
 from weft.nn.linear_cross_entropy import LinearCrossEntropy
 from weft.nn.multihead_attention import MultiheadAttention
@@ -13,6 +14,7 @@ from weft.nn.transformer_layer import TransformerLayer
 __all__ = [
     "Embedding",
     "GroupedQueryAttention",
+    "KeyValueCache",
     "LayerNorm",
     "Linear",
     "LinearCrossEntropy",

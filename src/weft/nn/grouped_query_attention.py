@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from weft import ops
+from weft.nn.key_value_cache import KeyValueCache
 
 # B batch, S tokens, H heads of queries, G heads of keys and values, D head dim, R rotated columns
 NAME = "GroupedQueryAttention"
@@ -55,19 +56,32 @@ class GroupedQueryAttention(torch.nn.Module):
         self.k_norm = None if qk_norm is None else torch.nn.RMSNorm(self.head_dim, qk_norm, **new)
         self.sinks = torch.nn.Parameter(torch.zeros(heads, **new)) if sinks else None
 
+    def cache(self, batch: int, tokens: int) -> KeyValueCache:
+        """An empty cache for ``batch`` sequences of up to ``tokens`` tokens, of the parameters' dtype and device."""
+        weight = self.k_proj.weight
+        return KeyValueCache.empty(batch, tokens, self.kv_heads, self.head_dim, weight.device, weight.dtype)
+
     def forward(
         self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None, *, mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
+        cu_seqlens: Tensor | None = None, cache: KeyValueCache | None = None,
     ) -> Tensor:  # fmt: skip
         """
         Args:
             x: [B, S, dim], or [total, dim] with ``cu_seqlens``.
-            rotary: tables (cos, sin) of ``weft.ops.rotary_embedding``, [S, R/2] or [B, S, R/2] (packed: [total, R/2]).
+            rotary: tables (cos, sin) of ``weft.ops.rotary_embedding``, [S, R/2] or [B, S, R/2] (packed: [total, R/2]). With a
+                ``cache`` of all positions that it has room for, [tokens, R/2].
             mask: boolean, broadcastable to [B, H, S, S], true is seen; key padding is [B, 1, 1, S].
             cu_seqlens: int32 [N + 1], where packed sequences begin.
+            cache: x are the next tokens of its sequences; their keys and values are written into it. The first call is
+                ``weft.ops.attention``, later ones are ``weft.ops.decode_attention``, which is made for few tokens. Without
+                gradients (``torch.no_grad()``), nothing waits for the device.
 
         Returns:
             A tensor of x's shape.
+
+        Raises:
+            ValueError: an x of other dimensions; a cache beside ``mask`` or ``cu_seqlens``, without room, or where gradients
+                are recorded.
         """
         packed = cu_seqlens is not None
         if x.ndim != (2 if packed else 3):
@@ -77,6 +91,9 @@ class GroupedQueryAttention(torch.nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q = ops.rms_norm(q, self.q_norm.weight, self.q_norm.eps)
             k = ops.rms_norm(k, self.k_norm.weight, self.k_norm.eps)
+        if cache is not None:
+            given = [name for name, t in (("mask", mask), ("cu_seqlens", cu_seqlens)) if t is not None]
+            return self._cached(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), rotary, cache, given)
         if rotary is not None:
             q, k = (t[None] for t in (q, k)) if packed else (q, k)  # [B, S, H, D]
             q, k = ops.rotary_embedding(q, k, *rotary)
@@ -88,4 +105,38 @@ class GroupedQueryAttention(torch.nn.Module):
             dropout=self.dropout if self.training else 0.0, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens,
         )  # fmt: skip
         y: Tensor = self.o_proj((o if packed else o.transpose(1, 2)).flatten(-2))
+        return y
+
+    def _cached(
+        self, q: Tensor, k: Tensor, v: Tensor, rotary: tuple[Tensor, Tensor] | None, cache: KeyValueCache, given: list[str]
+    ) -> Tensor:  # fmt: skip
+        """q [B, H, S, D], k and v [B, G, S, D] of new tokens."""
+        tokens, room = q.shape[2], cache.k.shape[2]
+        if given:
+            raise ValueError(
+                f"{NAME}: argument '{given[0]}' beside a cache; expected None: its lengths say what is seen"
+            )
+        if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+            raise ValueError(
+                f"{NAME}: argument 'cache' where gradients are recorded; expected a call under torch.no_grad()"
+            )
+        if cache.filled + tokens > room:
+            raise ValueError(
+                f"{NAME}: argument 'cache' has room for {room} tokens, {cache.filled} taken; expected room for {tokens} more"
+            )
+        cos, sin = rotary or (None, None)
+        cache.lengths += tokens  # which count the new ones
+        turned: Any = ops.append_to_cache(k, v, cache.k, cache.v, cache.lengths, q=q, cos=cos, sin=sin)
+        first, cache.filled = cache.filled == 0, cache.filled + tokens
+        call: dict[str, Any] = {
+            "window": self.window,
+            "softcap": self.softcap,
+            "sinks": self.sinks,
+            "causal": self.causal,
+        }
+        if first:
+            o = ops.attention(turned, cache.k[:, :, :tokens], cache.v[:, :, :tokens], **call)
+        else:
+            o = ops.decode_attention(turned, cache.k, cache.v, lengths=cache.lengths, **call)
+        y: Tensor = self.o_proj(o.transpose(1, 2).flatten(-2))
         return y

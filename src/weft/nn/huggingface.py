@@ -61,9 +61,11 @@ def mask(
     mask_function = mask_function or theirs.causal_mask_function
     tracing = torch.compiler.is_compiling() or (attention_mask is not None and traced(attention_mask))
     last_of_last = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
-    found = None
+    found, shape = None, (batch_size, 1, q_length, kv_length)
     if last_of_last and not use_vmap and not tracing:
-        found = _known(theirs, mask_function, local_size, (batch_size, 1, q_length, kv_length), device)
+        found = _known(theirs, mask_function, local_size, shape, device)
+    elif not kv_offset and not use_vmap and not tracing and same(mask_function, theirs.causal_mask_function):
+        found = Visible(shape, device, causal=True, length=q_offset + q_length)  # a static cache
     if found is None:
         dense: Tensor | None = theirs.sdpa_mask(
             batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
@@ -74,6 +76,8 @@ def mask(
     if attention_mask is not None:
         padding: Any = theirs.prepare_padding_mask(attention_mask, kv_length, kv_offset)
         padding = padding[:, kv_offset : kv_offset + kv_length]
+        if found.length is not None:
+            padding = padding | (torch.arange(kv_length, device=padding.device) >= found.length)
         if not padding.all():  # waits for the device once in a forward pass, as PyTorch's attention does
             found.padding = padding[:, None, None]
     return found
@@ -159,13 +163,18 @@ def attention(
     bias = position_bias
     if isinstance(attention_mask, Visible):
         more = attention_mask.padding is not None or bias is not None  # which packed sequences have no room for
-        attention_mask = attention_mask.dense() if more and attention_mask.sequences is not None else attention_mask
+        length, decodes = attention_mask.length, not more and _decodes(query, key, value, dropout)
+        if (more and attention_mask.sequences is not None) or (length is not None and not decodes):
+            attention_mask = attention_mask.dense()
     if isinstance(attention_mask, Visible):
         call |= {"causal": attention_mask.causal, "window": attention_mask.window, "mask": attention_mask.padding}
         if attention_mask.sequences is not None:
             return _of_sequences(query, key, value, attention_mask.sequences, call), None
-        if attention_mask.padding is None and position_bias is None and _decodes(query, key, value, dropout):
+        if decodes:
             named = {name: argument for name, argument in call.items() if name not in ("dropout", "mask")}
+            if length is not None:
+                number = torch.as_tensor(length, device=query.device).to(torch.int32)
+                named["lengths"] = number.reshape(1).repeat(query.shape[0])
             o: Tensor = ops.decode_attention(query, key, value, **named)
             return o.transpose(1, 2).contiguous(), None
     elif attention_mask is not None and attention_mask.dtype == torch.bool:

@@ -8,6 +8,7 @@ from torch import Tensor
 from weft import ops
 from weft.nn.feed_forward import SwiGLU
 from weft.nn.grouped_query_attention import GroupedQueryAttention
+from weft.nn.key_value_cache import KeyValueCache
 from weft.nn.norms import RMSNorm
 
 # B batch, S tokens, R rotated columns
@@ -40,10 +41,10 @@ class TransformerLayer(torch.nn.Module):
 
     def forward(
         self, x: Tensor, rotary: tuple[Tensor, Tensor] | None = None, *, mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
+        cu_seqlens: Tensor | None = None, cache: KeyValueCache | None = None,
     ) -> Tensor:  # fmt: skip
         """x: [B, S, dim], or [total, dim] with ``cu_seqlens``; the others as for attention. -> x's shape."""
-        attended = self.self_attn(self.input_layernorm(x), rotary, mask=mask, cu_seqlens=cu_seqlens)
+        attended = self.self_attn(self.input_layernorm(x), rotary, mask=mask, cu_seqlens=cu_seqlens, cache=cache)
         norm = self.post_attention_layernorm
         y, summed = ops.add_rms_norm(attended, x, norm.weight, norm.eps)
         added: Tensor = summed + self.mlp(y)

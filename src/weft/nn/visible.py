@@ -14,27 +14,31 @@ class Visible(Tensor):
 
     A query sees keys by position (``causal`` and ``window`` as for ``weft.ops.attention``); of those the ones that ``padding``
     [B, 1, 1, Sk] has true; and the tokens of its own sequence, where ``sequences`` (int32 [N + 1]) says where each begins in
-    the flattened batch. Attention reads the description. Any operator of PyTorch gets the mask itself, made at that moment.
+    the flattened batch. Of a static cache there are ``length`` keys, a number or a tensor of one, and the last query has the
+    position of the last of these. Attention reads the description. Any operator of PyTorch gets the mask itself, made at that
+    moment.
     """
 
     causal: bool
     window: tuple[int, int | None] | None
     padding: Tensor | None
     sequences: Tensor | None
+    length: Tensor | int | None
 
     @staticmethod
     def __new__(
         cls, shape: tuple[int, ...], device: Any, *, causal: bool, window: tuple[int, int | None] | None = None,
-        padding: Tensor | None = None, sequences: Tensor | None = None,
+        padding: Tensor | None = None, sequences: Tensor | None = None, length: Tensor | int | None = None,
     ) -> "Visible":  # fmt: skip
         made: Visible = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
-        made.causal, made.window, made.padding, made.sequences = causal, window, padding, sequences
+        made.causal, made.window, made.padding, made.sequences, made.length = causal, window, padding, sequences, length
         return made
 
     def dense(self) -> Tensor:
         """The mask as a plain tensor."""
         batch, _, queries, keys = self.shape
-        at = torch.arange(queries, device=self.device)[:, None] + keys - queries
+        last = keys if self.length is None else self.length
+        at = torch.arange(queries, device=self.device)[:, None] + last - queries
         j = torch.arange(keys, device=self.device)
         seen = torch.ones(self.shape, dtype=torch.bool, device=self.device)
         left, right = self.window or (None, None)
