@@ -233,10 +233,13 @@ SCALED = Dispatch(
 )
 
 
-def call_of(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> tuple[tuple[Tensor, ...], Options, Any]:
+def call_of(
+    q: Tensor, k: Tensor, v: Tensor, q_scale: Tensor, k_scale: Tensor, v_scale: Tensor, **named: Any
+) -> tuple[tuple[Tensor, ...], Options, Any]:
     """Tensors, options and the result's dtype of a call."""
     named = {"causal": False, "window": None, "scale": None, "softcap": None, **named}
-    given = {n: named[n] for n in (*SCALES, *OPTIONAL) if named.get(n) is not None}
+    given = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
+    given |= {n: named[n] for n in OPTIONAL if named.get(n) is not None}
     if isinstance(given.get("sinks"), Tensor):
         given["sinks"] = given["sinks"].contiguous()
     try:
@@ -254,8 +257,8 @@ def launched(launch: Launch, tensors: tuple[Tensor, ...], return_lse: bool) -> A
 
 
 @scaled_attention.implementation("triton", arch=">=sm_80")
-def by_kernel(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
-    tensors, o, dtype = call_of(q, k, v, **named)
+def by_kernel(*call: Tensor, **named: Any) -> Any:
+    tensors, o, dtype = call_of(*call, **named)
     return launched(SCALED.kernel("triton").of(tensors, o, dtype), tensors, named.get("return_lse", False))
 
 
@@ -264,8 +267,8 @@ peers.register(scaled_attention, in_pytorch)
 
 @scaled_attention.choice
 @guarded
-def choose(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Choice:
-    tensors, o, dtype = call_of(q, k, v, **named)
+def choose(*call: Tensor, **named: Any) -> Choice:
+    tensors, o, dtype = call_of(*call, **named)
     return SCALED.choose(*tensors, o, dtype)
 
 
