@@ -499,6 +499,26 @@ def route_top_k(
 ) -> Routing:
     """The k best experts of each token, and the order in which an expert's tokens lie side by side."""
 
+def scaled_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    q_scale: Tensor,
+    k_scale: Tensor,
+    v_scale: Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    dtype: dtype = ...,
+    return_lse: bool = False,
+) -> Any:
+    """Attention of fp8 codes: softmax(scale · (q · q_scale)(k · k_scale)ᵀ) (v · v_scale), forward alone."""
+
 def scaled_matmul(
     a: Tensor,
     b: Tensor,

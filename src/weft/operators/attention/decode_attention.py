@@ -50,6 +50,7 @@ decode_attention = Operator(
             workload(B=2, H=4, S=1, T=66, D=32, kv_heads=2, cache="fp8", lengths="uneven", scales="heads", lse=True),
             workload(B=2, H=4, S=2, T=66, D=16, kv_heads=2, cache="int8", scales="heads", plan=True, lengths="half"),
             workload(B=2, H=2, S=1, T=40, D=16, cache="fp8", scales="one", scale=-20),
+            workload(B=2, H=4, S=2, T=66, D=48, dv=24, kv_heads=2, cache="int8", lengths="uneven", lse=True),
             workload(B=2, H=2, S=2, T=70, D=16, layout="strided", times=3),
             workload(B=2, H=2, S=2, T=40, D=16, layout="sliced", causal=False, scale=30),
             workload(B=1, H=2, S=1, T=40, D=16, layout="unaligned"),
