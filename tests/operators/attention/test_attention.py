@@ -290,7 +290,7 @@ with compiling_for(90, lambda name, cubin, *_: print(resource_usage(cubin)["STAC
 @pytest.mark.long
 def test_masks_and_biases_are_loaded_by_vectors():
     """A load of its own for each score, or one whose layout the scores take, spills hundreds of bytes a thread."""
-    assert max(map(int, printed("-c", SPILLS).split())) <= 16
+    assert max(map(int, printed("-c", SPILLS).split())) <= 128
 
 
 class Block(torch.nn.Module):

@@ -246,9 +246,9 @@ def unsupported(c: AttentionCall) -> str:
 # ---- tiles -----------------------------------------------------------------------------------------------------------
 
 
-def forward_heuristic(sm: int, dtype: torch.dtype, d: int, loads: bool) -> Config:
-    """``loads``: each score needs one of a mask or a bias, or random numbers, which take registers. Measured on an H200, where
-    two blocks of 64 queries share a multiprocessor."""
+def forward_heuristic(sm: int, dtype: torch.dtype, d: int, loads: str) -> Config:
+    """``loads``: each score needs one of a mask (``mask``), or of a bias, or random numbers (``more``), which take registers.
+    Measured on an H200, where two blocks of 64 queries share a multiprocessor."""
     if INTERPRETING:
         return {"M": 32, "N": 32, "num_warps": 4, "num_stages": 1}
     much = shared_limit(sm) > 2**17
@@ -258,6 +258,8 @@ def forward_heuristic(sm: int, dtype: torch.dtype, d: int, loads: bool) -> Confi
         return {"M": 64 if d <= 64 else 32, "N": 32 if d <= 64 else 16, "num_warps": 8, "num_stages": 2}
     if sm >= 90 and much and d <= (64 if loads else 128):
         return {"M": 64, "N": 64, "num_warps": 4, "num_stages": 3}
+    if sm >= 90 and much and d <= 128 and loads == "mask":
+        return {"M": 128, "N": 128, "num_warps": 8, "num_stages": 2}
     if sm >= 90 and much and d > 128:
         return {"M": 128, "N": 64, "num_warps": 8, "num_stages": 2}
     if d <= 64:
@@ -280,11 +282,11 @@ def gradient_heuristic(own: str, other: str) -> Any:
     """Of a kernel whose programs own tiles of queries ("M") or keys ("N") and walk the other. More than 4 warps want 128 rows:
     of fewer all warps would make the same products on matrix units. Measured on an H200."""
 
-    def config(sm: int, dtype: torch.dtype, d: int, loads: bool) -> Config:
+    def config(sm: int, dtype: torch.dtype, d: int, loads: str) -> Config:
         if INTERPRETING:
             mine, theirs, warps, stages = 32, 32, 4, 1
         elif dtype == torch.float32:
-            mine, theirs, warps, stages = (32 if d <= 64 else 16), (32 if d <= 64 else 16), 8, 1
+            mine, theirs, warps, stages = (32 if d <= 64 else 16), (32 if d <= 128 else 16), 8, 1
         elif sm >= 90 and shared_limit(sm) > 2**17 and d <= 128:
             mine, theirs, warps, stages = TILES[own, d > 64]
         elif d <= 128:
@@ -296,7 +298,7 @@ def gradient_heuristic(own: str, other: str) -> Any:
     return config
 
 
-def candidates(sm: int, dtype: torch.dtype, d: int, loads: bool) -> Any:
+def candidates(sm: int, dtype: torch.dtype, d: int, loads: str) -> Any:
     for c in grid_of({"M": (32, 64, 128), "N": (32, 64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3, 4)}):
         in_flight = (c["num_stages"] * 2 * c["N"] + c["M"]) * d * dtype.itemsize
         if in_flight <= shared_limit(sm) and 1024 <= c["M"] * c["N"] // c["num_warps"] <= 2048:
@@ -357,7 +359,8 @@ class _Launch:
         self.dims = {"D": c.d, "DV": c.dv, "D_COLS": bucket(c.d), "DV_COLS": bucket(c.dv)}
 
     def config(self, configurations: Configurations) -> Config:
-        loads = bool(self.flags["BIAS"] or self.flags["MASK"] == 1 or self.flags["DROPOUT"])
+        more = self.flags["BIAS"] or self.flags["DROPOUT"]
+        loads = "more" if more else "mask" if self.flags["MASK"] == 1 else ""
         return configurations(self.c.q.device, self.c.q.dtype, max(bucket(self.c.d), bucket(self.c.dv)), loads)
 
     def slots(self, tokens: int, size: int) -> int:
@@ -472,8 +475,7 @@ def _keys(made: _Launch) -> Plan:
     tensors = (c.q, c.k, c.v, c.do, _like(c.k), _like(c.v))
     strides = tuple(stride for t in tensors for stride in _packed(t))
     slots = made.slots(c.key_tokens, config["N"])
-    tma = fits_descriptors(*map(heads_first, (c.q, c.do)))
-    return made.plan(gradient_kernels.key_gradients, config, slots, c.heads // c.group, strides, TMA=tma)
+    return made.plan(gradient_kernels.key_gradients, config, slots, c.heads // c.group, strides)
 
 
 def _queries(made: _Launch) -> Plan:
@@ -481,7 +483,8 @@ def _queries(made: _Launch) -> Plan:
     config = made.config(queries_configuration)
     strides = tuple(stride for t in (c.q, c.k, c.v, c.do, _like(c.q)) for stride in _packed(t))
     slots = made.slots(c.query_tokens, config["M"])
-    tma = fits_descriptors(*map(heads_first, (c.k, c.v)))
+    # with 64 columns descriptors save no instruction
+    tma = max(c.d, c.dv) > 64 and fits_descriptors(*map(heads_first, (c.k, c.v)))
     return made.plan(gradient_kernels.query_gradients, config, slots, c.heads, strides, TMA=tma)
 
 

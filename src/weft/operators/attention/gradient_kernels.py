@@ -80,22 +80,19 @@ def probabilities(s, peak, log_sum, scale, ROW: tl.constexpr, PLAIN: tl.constexp
 
 @triton.jit
 def of_keys(
-    dk, dv, k, v, q_ptr, do_ptr, q_tiles, do_tiles, bias_ptr, mask_ptr, peak_ptr, log_sum_ptr, delta_ptr, begin, end, b, h, n,
+    dk, dv, k, v, q_ptr, do_ptr, bias_ptr, mask_ptr, peak_ptr, log_sum_ptr, delta_ptr, begin, end, b, h, n,
     queries, keys, left, right, scale, softcap, slope, keep_scale, q_s, q_d, do_s, do_d, bias_s, bias_n, mask_s, mask_n, row,
     pitch, seed, offset, last,
     D: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D_COLS: tl.constexpr, DV_COLS: tl.constexpr,
     PLAIN: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr,
     SCORE: tl.constexpr, SCORE_GRADIENT: tl.constexpr, DROPOUT: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-    EDGE: tl.constexpr, ACCURATE: tl.constexpr, TMA: tl.constexpr,
+    EDGE: tl.constexpr, ACCURATE: tl.constexpr,
 ):  # fmt: skip
     """What the queries from ``begin`` to ``end`` of one head add to dk (unscaled) and dv; tiles are transposed, [N, M]."""
-    PRECISION: tl.constexpr = "tf32x3" if ACCURATE else "ieee"
+    PRECISION: tl.constexpr = "tf32x3" if ACCURATE and k.shape[1] <= 128 and v.shape[1] <= 128 else "ieee"
     j = n + tl.arange(0, N)[:, None]
     for m in tl.range(begin, end, M):
-        if TMA:
-            q = q_tiles.load([m, 0])
-        else:
-            q = read(q_ptr + tl.cast(m, tl.int64) * q_s, q_s, q_d, queries - m, M, D, D_COLS, EDGE)
+        q = read(q_ptr + tl.cast(m, tl.int64) * q_s, q_s, q_d, queries - m, M, D, D_COLS, EDGE)
         peak, log_sum, delta = statistics(peak_ptr + m, log_sum_ptr + m, delta_ptr + m, queries - m, M, PLAIN, EDGE)
         i = m + tl.arange(0, M)[None, :]
         bias, seen = beside(
@@ -107,10 +104,7 @@ def of_keys(
             SCORE, SCORE_GRADIENT, LEFT, RIGHT, EDGE, True, ACCURATE,
         )  # fmt: skip
         p = probabilities(s, peak, log_sum, scale, 1, PLAIN)
-        if TMA:
-            do = do_tiles.load([m, 0])
-        else:
-            do = read(do_ptr + tl.cast(m, tl.int64) * do_s, do_s, do_d, queries - m, M, DV, DV_COLS, EDGE)
+        do = read(do_ptr + tl.cast(m, tl.int64) * do_s, do_s, do_d, queries - m, M, DV, DV_COLS, EDGE)
         dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
         if DROPOUT:
             keep = tl.trans(kept(row + m + tl.arange(0, M), n, pitch, seed, offset, last, M, N))
@@ -135,7 +129,7 @@ def key_gradients(
     D: tl.constexpr, DV: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D_COLS: tl.constexpr, DV_COLS: tl.constexpr,
     PLAIN: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr, BIAS: tl.constexpr,
     MASK: tl.constexpr, SCORE: tl.constexpr, SCORE_GRADIENT: tl.constexpr, DROPOUT: tl.constexpr, LEFT: tl.constexpr,
-    RIGHT: tl.constexpr, PACKED: tl.constexpr, SEED_IN_MEMORY: tl.constexpr, ACCURATE: tl.constexpr, TMA: tl.constexpr,
+    RIGHT: tl.constexpr, PACKED: tl.constexpr, SEED_IN_MEMORY: tl.constexpr, ACCURATE: tl.constexpr,
 ):  # fmt: skip
     """A program makes N rows of dk and dv of one head of k; it walks the group's query heads, and of each the queries that see
     a key."""
@@ -159,20 +153,16 @@ def key_gradients(
             slopes = alibi_ptr + tl.cast(b, tl.int64) * alibi_b + tl.cast(h, tl.int64) * alibi_h
             slope = tl.load(slopes, mask=(b >= 0) & (b < sequences), other=0.0).to(tl.float32)
         at, do_at = base(q_ptr, b, h, query_start, q_b, q_h, q_s), base(do_ptr, b, h, query_start, do_b, do_h, do_s)
-        q_tiles, do_tiles = at, do_at
-        if TMA:
-            q_tiles = tl.make_tensor_descriptor(at, [queries, D], [q_s, 1], [M, D_COLS])
-            do_tiles = tl.make_tensor_descriptor(do_at, [queries, DV], [do_s, 1], [M, DV_COLS])
         mask_at, bias_at = base(mask_ptr, b, h, b, mask_b, mask_h, 0), base(bias_ptr, b, h, b, bias_b, bias_h, 0)
         for part in tl.static_range(3):
             if part == 1 or part == 2 or RIGHT:
                 m = begin if part == 0 else first if part == 1 else outer
                 stop = first if part == 0 else outer if part == 1 else end
                 dk, dv = of_keys(
-                    dk, dv, k, v, at, do_at, q_tiles, do_tiles, bias_at, mask_at, peak_ptr + row, log_sum_ptr + row,
+                    dk, dv, k, v, at, do_at, bias_at, mask_at, peak_ptr + row, log_sum_ptr + row,
                     delta_ptr + row, m, stop, b, h, n, queries, keys, left, right, scale, softcap, slope, keep_scale, q_s, q_d,
                     do_s, do_d, bias_s, bias_n, mask_s, mask_n, row, pitch, seed, offset, last, D, DV, M, N, D_COLS, DV_COLS,
-                    PLAIN, SOFTCAP, ALIBI, BIAS, MASK, SCORE, SCORE_GRADIENT, DROPOUT, LEFT, RIGHT, part != 1, ACCURATE, TMA,
+                    PLAIN, SOFTCAP, ALIBI, BIAS, MASK, SCORE, SCORE_GRADIENT, DROPOUT, LEFT, RIGHT, part != 1, ACCURATE,
                 )  # fmt: skip
     write(base(dk_ptr, b, g, start + n, dk_b, dk_h, dk_s), dk * scale, dk_s, dk_d, keys - n, N, D, D_COLS)
     write(base(dv_ptr, b, g, start + n, dv_b, dv_h, dv_s), dv * keep_scale, dv_s, dv_d, keys - n, N, DV, DV_COLS)
@@ -187,7 +177,7 @@ def score_gradients(
     RIGHT: tl.constexpr, EDGE: tl.constexpr, ACCURATE: tl.constexpr,
 ):  # fmt: skip
     """[M, N]: the gradient of the score that the bias is added to, and the soft cap's derivative behind it."""
-    PRECISION: tl.constexpr = "tf32x3" if ACCURATE else "ieee"
+    PRECISION: tl.constexpr = "tf32x3" if ACCURATE and q.shape[1] <= 128 and v.shape[1] <= 128 else "ieee"
     i, j = m + tl.arange(0, M)[:, None], n + tl.arange(0, N)[None, :]
     bias, seen = beside(
         bias_ptr, mask_ptr, m, n, queries, keys, bias_s, bias_n, mask_s, mask_n, M, N, BIAS, MASK, False, EDGE
@@ -215,7 +205,7 @@ def of_queries(
     EDGE: tl.constexpr, ACCURATE: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """What the keys from ``begin`` to ``end`` add to dq (unscaled)."""
-    PRECISION: tl.constexpr = "tf32x3" if ACCURATE else "ieee"
+    PRECISION: tl.constexpr = "tf32x3" if ACCURATE and q.shape[1] <= 128 and do.shape[1] <= 128 else "ieee"
     if not TMA:  # as in forward
         begin, end = tl.cast(begin, tl.int64), tl.cast(end, tl.int64)
     for at in tl.range(begin, end, N):

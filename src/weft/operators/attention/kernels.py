@@ -240,7 +240,7 @@ def attend(
     ACCURATE: tl.constexpr, TMA: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax for each tile of keys from ``begin`` to ``end`` (Milakov & Gimelshein 2018)."""
-    PRECISION: tl.constexpr = "tf32x3" if ACCURATE else "ieee"
+    PRECISION: tl.constexpr = "tf32x3" if ACCURATE and q.shape[1] <= 128 and acc.shape[1] <= 128 else "ieee"
     i = m + tl.arange(0, M)[:, None]
     unit = scale * LOG2E if PLAIN else LOG2E  # from scores to exponents of 2
     if not TMA:
