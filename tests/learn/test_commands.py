@@ -136,11 +136,14 @@ def test_a_damaged_progress_file_is_kept_and_recovered(learn, damage):
     code, said = learn("list")
     assert code == 0 and "could not be read" in said and f"✓ {FIRST.id}" in said
     assert (learn.folder / f"{progress.FILE}.damaged-1").read_bytes() == damage
-    learn()
+    code, said = learn("hint")
+    assert code == 0 and "could not be read" not in said  # told once
     (learn.folder / progress.FILE).write_bytes(b"{")
     (learn.folder / f"{progress.FILE}.before").write_bytes(b"{")
     code, said = learn()
-    assert code == 0 and "begins anew" in said and learn.file.read_text() == DONE
+    assert (
+        code == 0 and said.count("could not be read") == 1 and "begins anew" in said and learn.file.read_text() == DONE
+    )
     assert learn("list")[0] == 0
 
 
@@ -151,6 +154,20 @@ def test_a_deleted_progress_file_is_recovered(learn):
     (learn.folder / progress.FILE).unlink()
     _, said = learn("list")
     assert "it is gone" in said and "(skipped)" in said
+
+
+def test_the_progress_file_is_there_at_any_time(learn, monkeypatch):
+    learn()
+    replace = os.replace
+
+    def watched(source, target):
+        assert (learn.folder / progress.FILE).exists()
+        replace(source, target)
+        assert (learn.folder / progress.FILE).exists()
+
+    monkeypatch.setattr(progress.os, "replace", watched)
+    learn("skip")
+    assert progress.load(learn.folder).of(FIRST.id).state == "skipped"
 
 
 def test_what_an_exercise_writes_into_the_progress_file_is_lost(learn):

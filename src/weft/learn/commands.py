@@ -60,6 +60,7 @@ class Session:
             found = workspace.make(Path(workspace.DEFAULT), asked or of_locale())
             _made(found)
         self.workspace: Workspace = found
+        self.language = asked or of_locale()
         state = progress.load(found.folder, self._tell)
         if asked and asked != state.language:
             workspace.make(found.folder, asked)
@@ -68,7 +69,7 @@ class Session:
         self.screen = Screen(self.language)
 
     def _tell(self, text: Text) -> None:
-        out.print(text[of_locale()], style="yellow", soft_wrap=True)
+        out.print(text[self.language], style="yellow", soft_wrap=True)
 
     def edit(self) -> Any:
         return progress.edit(self.workspace.folder, self._tell)

@@ -207,14 +207,14 @@ def _how(failed: process.Failed, source: str, exercise: Exercise) -> Text:
         limit = f"{exercise.time_limit_s:g}"
         return Text(
             f"stopped after {limit} s" + (f" at {where}{shown}" if where else ""),
-            f"运行超过 {limit} 秒，已停止" + (f",停在{where_zh}{shown}" if where else ""),
+            f"运行超过 {limit} 秒，已停止" + (f"，停在{where_zh}{shown}" if where else ""),
         )
     if failed.reason == "crash":
         what = error["message"] or "it ended without a result"
         what_zh = error["message"] or "未返回结果就结束了"
         return Text(
             f"the process crashed: {what}" + (f", at {where}{shown}" if where else ""),
-            f"进程崩溃：{what_zh}" + (f",位于{where_zh}{shown}" if where else ""),
+            f"进程崩溃：{what_zh}" + (f"，位于{where_zh}{shown}" if where else ""),
         )
     what = error["type"] + (f": {error['message']}" if error["message"] else "")
     return Text(f"{where}: {what}{shown}" if where else what, f"{where_zh}：{what}{shown}" if where else what)

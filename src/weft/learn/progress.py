@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -128,7 +129,10 @@ def load(folder: Path, say: Any = lambda text: None) -> Progress:
                 "`weft learn check 名称` 会重新记录已通过的练习",
             )
         )
-        return Progress()
+        found = Progress()
+        save(folder, found)
+        return found
+    save(folder, found)  # so that it is told once
     say(
         Text(
             f"the progress file could not be read ({why}){kept}; the state before the last command is taken",
@@ -147,7 +151,7 @@ def save(folder: Path, progress: Progress) -> None:
         out.flush()
         os.fsync(out.fileno())
     with contextlib.suppress(FileNotFoundError):
-        os.replace(path, folder / f"{FILE}.before")
+        shutil.copyfile(path, folder / f"{FILE}.before")  # not moved: another runner may read it just now
     os.replace(fresh, path)
 
 
