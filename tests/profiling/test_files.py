@@ -171,6 +171,7 @@ def test_spans_that_overlap_on_a_thread_give_no_negative_own_time():
         (b"\x1f\x8bnothing", "gzip"),
         (b"[" * 100_000, "JSON"),
         (b"SQLite format 3\x00" + b"x" * 200, "damaged"),
+        (b'[{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 0}]', "nothing that takes time"),
         (
             json.dumps([{"ph": "X", "cat": "kernel", "name": "k", "ts": 1}]).encode(),
             "1 events dropped: without a duration",
@@ -183,6 +184,12 @@ def test_damaged_files_are_refused_with_the_reason(tmp_path, content, says):
     with pytest.raises(ValueError, match=says) as error:
         read(path)
     assert "t.json" in str(error.value)
+
+
+def test_a_sequence_number_may_be_anything():
+    t = MadeTrace()
+    t.op("autograd::engine::evaluate_function: X", 0, 50, **{"Sequence number": [3]})
+    assert [r.phase for r in analyse(kineto.parse(t.data(), "t.json")).rows] == ["backward"]
 
 
 def test_other_paths_are_refused_with_what_to_do(tmp_path):

@@ -123,7 +123,9 @@ def test_a_command_is_profiled_and_its_page_written(tmp_path, monkeypatch, capfd
 
 
 def test_a_program_that_has_too_few_steps_or_counts_forwards(tmp_path, monkeypatch, capsys):
-    (tmp_path / "none.py").write_text("import torch\nfor _ in range(4): torch.nn.Linear(2, 2)(torch.ones(2))\n")
+    (tmp_path / "none.py").write_text(
+        "import torch, sys\nfor _ in range(4): torch.nn.Linear(2, 2)(torch.ones(2))\nsys.exit(0)\n"
+    )
     out, program = str(tmp_path / "t.json"), str(tmp_path / "none.py")
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -140,6 +142,8 @@ def test_a_program_that_has_too_few_steps_or_counts_forwards(tmp_path, monkeypat
         assert (len(found.steps), found.rank) == (1, int(rank))
     with pytest.raises(SystemExit, match="no such program"):
         profiled.main(["--out", out, "missing.py"])
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert profiled.main(["--out", out, program]) == 2 and "pip install 'weft[gpu]'" in capsys.readouterr().err
 
 
 def test_the_status_of_a_command_that_fails(tmp_path, monkeypatch):

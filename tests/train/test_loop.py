@@ -19,6 +19,7 @@ from weft.definition import UnknownName
 from weft.train import checkpoint, images
 from weft.train.decoder import IGNORE
 from weft.train.jobs import job
+from weft.train.log import Log
 from weft.train.loop import NotFinite, Run, learning_rate, train
 from weft.train.settings import CnnSettings, GptSettings, read
 
@@ -270,6 +271,36 @@ def test_full_disk_leaves_the_checkpoint_before(gpt, tmp_path):
     assert_same(before, weights(settings))
 
 
+def test_full_disk_of_the_log_names_it(tmp_path):
+    (tmp_path / "run").mkdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150, hard))
+    try:
+        log = Log(str(tmp_path / "run"), 0, False)
+        with pytest.raises(OSError, match=r"log cannot be written: File too large.*log\.csv"):
+            for step in range(99):
+                log.write({"step": step})
+        log.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_nan_is_said_where_its_state_cannot_be_saved(tmp_path, monkeypatch):
+    poisoned(monkeypatch, 0)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "not-finite").touch()
+    with pytest.raises(NotFinite, match=r"step 1: loss nan.*could not be saved.*--skip-nan"):
+        train(cnn(tmp_path))
+
+
+def test_a_damaged_log_does_not_hinder_resuming(gpt, tmp_path):
+    train(gpt(steps=1))
+    log = tmp_path / "run" / "log.csv"
+    log.write_bytes(log.read_bytes() + b"\xff\x00\n2")
+    train(gpt(steps=2, resume=True))
+    assert [line.split(",")[0] for line in log.read_text().splitlines()] == ["step", "1", "2"]
+
+
 def test_checkpoint_of_another_model_is_refused(gpt, tmp_path):
     train(gpt(steps=1))
     with pytest.raises(ValueError, match=r"another model: width 32 there, 64 here"):
@@ -280,6 +311,10 @@ def test_checkpoint_of_another_model_is_refused(gpt, tmp_path):
         file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(ValueError, match="cannot be read"):
         train(gpt(steps=2, resume=True))
+    for content, why in (("x", "weft.json: Expecting"), ("{}", "weft.json: lacks model")):
+        (tmp_path / "run" / "checkpoints" / "step-00000001" / checkpoint.META).write_text(content)
+        with pytest.raises(ValueError, match=f"step-00000001' cannot be read: {why}"):
+            train(gpt(steps=2, resume=True))
     with pytest.raises(FileNotFoundError, match="no checkpoint in"):
         train(gpt(out=str(tmp_path / "nothing"), resume=True))
 
@@ -394,6 +429,7 @@ WRONG = [
     ({"tensor_parallel": 3}, "divide kv_heads"),
     ({"tensor_parallel": 2, "parallel": "ddp"}, "parallel=none or fsdp"),
     ({"tensor_parallel": 2}, "needs torchrun's ranks"),
+    ({"seed": 2**31}, "seed is 2147483648"),
 ]
 
 
@@ -429,5 +465,6 @@ def test_command_trains_and_says_what_it_reached(command, tmp_path):
     plain = [f"--{name}={value}" for name, value in PYTORCH.items()]
     status, printed, told = command("train", "cnn", "--epochs", "1", "--out", tmp_path / "run", "--json", *plain)
     assert status == 0 and json.loads(printed)["steps"] == 22
+    assert "[default: 64]" in " ".join(command("train", "cnn", "--help")[1].replace("│", " ").split())
     status, printed, told = command("train", "cnn", "--amp", "fp8")
     assert status == 2 and "bf16" in told and not printed

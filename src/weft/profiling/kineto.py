@@ -113,6 +113,8 @@ def _span(event: dict[str, Any], trace: Trace) -> None:
     assert start is not None and length is not None  # checked above
     args = event.get("args")
     args = args if isinstance(args, dict) else {}
+    if "Sequence number" in args:
+        args["Sequence number"] = _hashable(args["Sequence number"])
     on_device = kind in ON_DEVICE
     thread = (
         (args.get("device", event.get("pid")), args.get("stream", event.get("tid"))) if on_device else event.get("tid")

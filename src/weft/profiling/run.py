@@ -35,18 +35,25 @@ def main(arguments: list[str]) -> int:
 
     from weft.profiling.session import profile
 
-    session = profile(
-        _of_rank(Path(given.out)),
-        wait=given.wait,
-        warm_up=given.warm_up,
-        active=given.active,
-        stacks=given.stacks,
-        most_mib=given.most_mib,
-    )
+    try:
+        session = profile(
+            _of_rank(Path(given.out).absolute()),  # the program may change its folder
+            wait=given.wait,
+            warm_up=given.warm_up,
+            active=given.active,
+            stacks=given.stacks,
+            most_mib=given.most_mib,
+        )
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"weft: {error} (of {sys.executable})\n")
+        return 2
     session.__enter__()
     hooks = _forward_steps(session) if given.step == "forward" else _optimizer_steps(session)
     try:
         _run(program)
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
     finally:
         for hook in hooks:
             hook.remove()

@@ -88,6 +88,9 @@ class Trace:
             raise ValueError(
                 f"{self.source} holds no kernel, operator or call{lost and f' ({lost})'}; expected a profile"
             )
+        start, end = self.window()
+        if start == end:
+            raise ValueError(f"{self.source} holds nothing that takes time; expected a profile")
         return self
 
     def window(self) -> tuple[int, int]:

@@ -82,7 +82,12 @@ def load(folder: Path, model: Any, optimizer: Any, expected: dict[str, Any]) -> 
     Raises:
         ValueError: the checkpoint is of another model or cannot be read.
     """
-    facts = json.loads((folder / META).read_text(encoding="utf-8"))
+    try:
+        facts = json.loads((folder / META).read_text(encoding="utf-8"))
+        if missing := {"step", "model", "ranks", "scaler", "settings"} - set(facts):
+            raise ValueError(f"lacks {', '.join(sorted(missing))}")
+    except (OSError, TypeError, ValueError) as error:
+        raise ValueError(f"checkpoint '{folder}' cannot be read: {META}: {error}") from None
     if facts["model"] != expected:
         names = sorted(n for n in facts["model"].keys() | expected.keys() if facts["model"].get(n) != expected.get(n))
         differ = ", ".join(f"{n} {facts['model'].get(n)} there, {expected.get(n)} here" for n in names)

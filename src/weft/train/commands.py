@@ -64,11 +64,11 @@ def _command(cls: type[Settings], help: str) -> Callable[..., None]:
     own = list(inspect.signature(command).parameters.values())[:-1]
     flags = []
     for f in fields(cls):
-        shown = f"{f.metadata['help']} [default: {f.default}]" if f.default not in ("", False) else f.metadata["help"]
+        default = f" \\[default: {f.default}]" if f.default not in ("", False) else ""  # not markup of Rich's
         kind = type(f.default) | None
         flag = f"--{f.name.replace('_', '-')}"
         names = [f"{flag}/--no-{flag[2:]}"] if isinstance(f.default, bool) else [flag]
-        option = Annotated[kind, typer.Option(*names, help=shown, show_default=False)]  # type: ignore[valid-type]
+        option = Annotated[kind, typer.Option(*names, help=f.metadata["help"] + default, show_default=False)]  # type: ignore[valid-type]
         flags.append(inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option))
     keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
     command.__signature__ = inspect.Signature([*flags, *keywords])  # type: ignore[attr-defined]
@@ -113,6 +113,8 @@ def _run(settings: Settings, as_json: bool) -> None:
             print_json(result.to_dict())
         else:
             _print(result)
+        if not result.loss:
+            told(f"nothing was left to do: the checkpoint in {settings.out} is of step {result.steps}")
     if result.interrupted:
         told(f"interrupted after step {result.steps}; go on with --resume --out {settings.out}")
         raise typer.Exit(130)

@@ -2,6 +2,7 @@
 
 import csv
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ class Log:
 
     Raises:
         ModuleNotFoundError: TensorBoard is not installed; the message has the install line.
+        OSError: it cannot be written (a full disk); the file is named.
     """
 
     def __init__(self, out: str, start: int, tensorboard: bool) -> None:
@@ -32,8 +34,9 @@ class Log:
         path.parent.mkdir(parents=True, exist_ok=True)
         before = []
         if start and path.is_file():
-            with open(path, newline="", encoding="utf-8") as file:
-                before = [row for row in csv.DictReader(file) if row["step"].isdecimal() and int(row["step"]) <= start]
+            with open(path, newline="", encoding="utf-8", errors="replace") as file:
+                rows = [(row.get("step") or "", row) for row in csv.DictReader(file)]
+            before = [row for step, row in rows if step.isdecimal() and int(step) <= start]
         part = path.with_suffix(".part")
         with open(part, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
@@ -44,14 +47,18 @@ class Log:
         self.writer = csv.DictWriter(self.file, COLUMNS)
 
     def write(self, figures: dict[str, Any]) -> None:
-        self.writer.writerow({name: value for name, value in figures.items() if value is not None})
-        self.file.flush()
+        try:
+            self.writer.writerow({name: value for name, value in figures.items() if value is not None})
+            self.file.flush()
+        except OSError as error:
+            raise OSError(error.errno, f"log cannot be written: {error.strerror}", self.file.name) from None
         if self.events:
             for name, value in figures.items():
                 if name != "step" and value is not None:
                     self.events.add_scalar(name, value, figures["step"])
 
     def close(self) -> None:
-        self.file.close()
+        with suppress(OSError):  # each row was flushed, or its error raised
+            self.file.close()
         if self.events:
             self.events.close()

@@ -233,10 +233,13 @@ class Run:
         where = ""
         if self.save:
             folder = Path(self.settings.out, "not-finite", f"step-{step:08d}")
-            checkpoint.save(folder, self.model, self.optimizer, self.facts(step))
-            if ranks.rank() == 0:
-                torch.save({"x": x, "y": y}, folder / "batch.pt")
-            where = f"; the state before it and the batch are in '{folder}'"
+            try:
+                checkpoint.save(folder, self.model, self.optimizer, self.facts(step))
+                if ranks.rank() == 0:
+                    torch.save({"x": x, "y": y}, folder / "batch.pt")
+                where = f"; the state before it and the batch are in '{folder}'"
+            except (OSError, RuntimeError) as error:  # torch.save says RuntimeError
+                where = f"; they could not be saved in '{folder}': {str(error).splitlines()[0]}"
         per_epoch = self.job.data.steps_per_epoch
         raise NotFinite(
             f"step {step + 1}: loss {loss}, gradient norm {norm} "

@@ -71,6 +71,8 @@ class Settings:
         for name in ("validate_every", "checkpoint_every", "clip", "weight_decay", "lr"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 0 or more")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed is {self.seed}; expected 0 to {2**31 - 1}")
         if self.cuda_graph and (self.parallel != "none" or self.compile):
             raise ValueError("cuda_graph goes with parallel=none and without compile (which makes graphs of its own)")
 

@@ -1,5 +1,6 @@
 """Text as tokens in a memory-mapped file, and the batches of a training run, each a function of its step alone."""
 
+import errno
 import hashlib
 import os
 import sysconfig
@@ -107,7 +108,9 @@ def tokenized(source: str, tokenizer: Any) -> tuple[np.ndarray, np.ndarray]:
         for number, file in enumerate(files):
             tokens = tokenizer.encode(file.read_bytes())
             if len(tokens):
-                parts[number % VALIDATION == VALIDATION // 2].append(np.append(tokens, tokenizer.end).astype(dtype))
+                ended = np.full(len(tokens) + 1, tokenizer.end, dtype)
+                ended[:-1] = tokens
+                parts[number % VALIDATION == VALIDATION // 2].append(ended)
         if not any(parts):
             raise ValueError(f"text '{source}': {len(files)} file(s), all of them empty")
         whole = [np.concatenate(p) if p else np.zeros(0, dtype) for p in parts]
@@ -128,7 +131,8 @@ def write_tokens(path: Path, tokens: np.ndarray) -> None:
         os.replace(name, path)
     except OSError as error:
         os.unlink(name)
-        raise OSError(error.errno, f"tokens cannot be written: {error.strerror}", str(path)) from None
+        number = error.errno or errno.ENOSPC  # NumPy gives none where it could not write all
+        raise OSError(number, f"tokens cannot be written: {error.strerror or error}", str(path)) from None
 
 
 class TextData:
