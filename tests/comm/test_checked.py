@@ -181,6 +181,14 @@ def free_port():
         return s.getsockname()[1]
 
 
+def test_variables_that_are_no_numbers(monkeypatch):
+    with pytest.raises(ValueError, match="the variable RANK is 'x'; expected a number"):
+        ranks.started({"RANK": "x", "WORLD_SIZE": "2"})
+    monkeypatch.setenv("MASTER_PORT", "abc")
+    with pytest.raises(ValueError, match="the variable MASTER_PORT is 'abc'"):
+        ranks.rendezvous(ranks.Ranks(0, 2, 0, "torchrun"), 1.0)
+
+
 def test_rendezvous_that_nobody_serves(address):
     address(port := free_port())
     with pytest.raises(CollectiveFailed, match=rf"rank 1 cannot reach the rendezvous at 127.0.0.1:{port}.*refused"):

@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from importlib.util import find_spec
@@ -216,3 +218,24 @@ def test_ranks_end_with_the_process_that_started_them(comm, wrong, tmp_path, bac
     time.sleep(3)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
+
+
+def test_something_else_at_the_rendezvous_is_one_line(comm):
+    """PyTorch's own pages of frames are kept off."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{server.server_address[1]}"}
+        code, out, err = comm(
+            "all_reduce", "--backend", "gloo", "--deadline", 1, RANK="1", WORLD_SIZE="2", LOCAL_RANK="1", **where
+        )
+        server.shutdown()
+    assert (
+        (code, out) == (1, "")
+        and len(err.splitlines()) == 1
+        and "rank 1 cannot open the rendezvous at 127.0.0.1" in err
+    )
+
+
+class Other(socketserver.BaseRequestHandler):
+    def handle(self):
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")

@@ -51,6 +51,7 @@ def comm(
 
     Starts its processes itself, or joins those of torchrun, mpirun or srun. (torchrun takes --max for one of its own: use -e.)
     """
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # read as PyTorch is imported; its errors are raised too
     from weft.comm import ranks as launched
     from weft.comm import settings as s
     from weft.words import byte_count

@@ -37,8 +37,15 @@ def started(env: Mapping[str, str] | None = None) -> Ranks | None:
         ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_ID"),
     ):
         if rank in env and size in env and (not needs or needs in env):
-            return Ranks(int(env[rank]), int(env[size]), int(env.get(local, env[rank])), by)
+            return Ranks(_number(env, rank), _number(env, size), _number(env, local if local in env else rank), by)
     return None
+
+
+def _number(env: Mapping[str, str], name: str) -> int:
+    try:
+        return int(env[name])
+    except ValueError:
+        raise ValueError(f"the variable {name} is '{env[name]}'; expected a number, as a launcher sets it") from None
 
 
 def rendezvous(ranks: Ranks, deadline_s: float, mpi: Any = None) -> Any:
@@ -55,7 +62,7 @@ def rendezvous(ranks: Ranks, deadline_s: float, mpi: Any = None) -> Any:
     serves = ranks.rank == 0
     if "TORCHELASTIC_USE_AGENT_STORE" in os.environ and os.environ.get("MASTER_PORT"):
         serves = os.environ["TORCHELASTIC_USE_AGENT_STORE"] != "True" and serves
-        host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ["MASTER_PORT"])
+        host, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), _number(os.environ, "MASTER_PORT")
     elif mpi is not None:
         if serves:
             store = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
@@ -64,7 +71,8 @@ def rendezvous(ranks: Ranks, deadline_s: float, mpi: Any = None) -> Any:
         serves = False
         host, port = mpi.bcast(None)
     else:
-        host, port = _master(ranks), int(os.environ.get("MASTER_PORT") or PORT)
+        host = _master(ranks)
+        port = _number(os.environ, "MASTER_PORT") if os.environ.get("MASTER_PORT") else PORT
     where = f"{host}:{port}"
     if not serves:
         _reach(host, port, deadline_s, ranks)
