@@ -294,7 +294,8 @@ def test_nan_is_said_where_its_state_cannot_be_saved(tmp_path, monkeypatch):
 
 
 def test_a_damaged_log_does_not_hinder_resuming(gpt, tmp_path):
-    train(gpt(steps=1))
+    with torch.no_grad():  # of the caller
+        train(gpt(steps=1))
     log = tmp_path / "run" / "log.csv"
     log.write_bytes(log.read_bytes() + b"\xff\x00\n2")
     train(gpt(steps=2, resume=True))
@@ -412,6 +413,9 @@ def test_settings_from_file_and_flags(tmp_path):
         file.write_text(text)
         with pytest.raises(ValueError, match=message):
             read(GptSettings, str(file), {})
+    file.write_bytes(b"text: \xff")
+    with pytest.raises(ValueError, match=r"job.yaml: no UTF-8 text"):
+        read(GptSettings, str(file), {})
 
 
 WRONG = [

@@ -203,12 +203,16 @@ def test_job_file(tmp_path):
         and found.env == {"A": "1"}
         and found.processes == 2
     )
+    file.write_text("command: weft train gpt --text 'my texts'\n")
+    assert read(str(file)).command[-1] == "my texts"
     wrong = [
         ("processes: 2", "command is None"),
         ("command: a\nprocesses: 0", "at least 1"),
         ("command: a\nproceses: 2", "processes"),
         ("command: a\nenv: 3", "names with values"),
         ("command: a\nnodes: 2", "host:port"),
+        ("command: a 'b", "No closing quotation"),
+        ("command: a\nlogs: 5", "logs is 5; expected text"),
         ("command: a\nnodes: 2\nrendezvous: node0", "host:port"),
     ]
     for content, message in wrong:

@@ -2,6 +2,7 @@
 agent."""
 
 import os
+import shlex
 import shutil
 import socket
 import sys
@@ -52,7 +53,10 @@ def read(file: str) -> JobFile:
         if name not in known:
             raise UnknownName(f"entry of {file}:", str(name), known)
     command = given.get("command")
-    words = command.split() if isinstance(command, str) else command
+    try:
+        words = shlex.split(command) if isinstance(command, str) else command
+    except ValueError as error:  # a quotation without an end
+        raise ValueError(f"{file}: command is {command!r}: {error}") from None
     if not isinstance(words, list) or not words:
         raise ValueError(
             f"{file}: command is {command!r}; expected a line such as 'weft train gpt --parallel ddp', or its words"
@@ -60,6 +64,9 @@ def read(file: str) -> JobFile:
     for name, least in (("processes", 1), ("retries", 0), ("nodes", 1), ("wait_s", 1)):
         if type(given.get(name, least)) is not int or given.get(name, least) < least:
             raise ValueError(f"{file}: {name} is {given[name]!r}; expected a whole number of at least {least}")
+    for name in ("logs", "rendezvous", "id"):
+        if not isinstance(given.get(name, ""), str):
+            raise ValueError(f"{file}: {name} is {given[name]!r}; expected text")
     place, colon, port = str(given.get("rendezvous") or "").rpartition(":")
     if given.get("nodes", 1) > 1 and not (place and colon and port.isdecimal()):
         raise ValueError(

@@ -80,7 +80,8 @@ def train(
         raise ValueError("cuda_graph needs a GPU; this run is on a CPU")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    with ranks.group(settings.parallel, tensor_ranks(settings), device), techniques.backends(settings):
+    grouped = ranks.group(settings.parallel, tensor_ranks(settings), device)
+    with grouped, techniques.backends(settings), torch.enable_grad():
         return Run(settings, device, save, on_step).go()
 
 

@@ -152,6 +152,8 @@ def load_yaml(file: str) -> dict[str, Any]:
         found = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ValueError(f"{file}: no valid YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: no UTF-8 text: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{file}: holds {type(found).__name__}; expected names with values, such as 'batch: 32'")
     return found
