@@ -146,13 +146,15 @@ def test_a_program_that_has_too_few_steps_or_counts_forwards(tmp_path, monkeypat
     assert profiled.main(["--out", out, program]) == 2 and "pip install 'weft[gpu]'" in capsys.readouterr().err
 
 
-def test_the_status_of_a_command_that_fails(tmp_path, monkeypatch):
+def test_the_status_of_a_command_that_fails(tmp_path, monkeypatch, capfd):
     from weft import cli
 
     (tmp_path / "fails.py").write_text("raise SystemExit(5)")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["weft", "profile", "--", "fails.py"])
     assert cli.main() == 5
+    (tmp_path / "fails.py").write_text("import os; os._exit(0)")
+    assert cli.main() == 1 and "left no trace in profile.json.gz" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

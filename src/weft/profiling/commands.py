@@ -126,6 +126,8 @@ def _record(command: list[str], out_path: Path, options: list[str]) -> Path:
     if status not in (0, NOTHING):
         note.print(f"weft: the command ended with status {status}", style="bold red", soft_wrap=True)
     if not out_path.is_file():
+        if status == 0:  # os._exit, or ranks of its own
+            note.print(f"weft: the command ended and left no trace in {out_path}", style="bold red", soft_wrap=True)
         raise typer.Exit(status if 0 < status != NOTHING else 1)
     return out_path
 

@@ -42,7 +42,9 @@ def _command(cls: type[Settings], help: str) -> Callable[..., None]:
         predict: Annotated[
             bool, typer.Option("--predict", help="say how much memory the run needs; train nothing")
         ] = False,
-        limit_gib: Annotated[float, typer.Option(help="memory that --predict is to fit into; else the GPU's")] = 0,
+        limit_gib: Annotated[
+            float, typer.Option(min=0, help="memory that --predict is to fit into; else the GPU's")
+        ] = 0,
         as_json: Json = False,
         **flags: Any,
     ) -> None:
