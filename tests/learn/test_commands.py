@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from weft import console
 from weft.learn import course, machine, progress, workspace
 
 FIRST = course.exercises()[0]
@@ -301,7 +302,7 @@ def test_watch_checks_on_save(learn):
 
 
 def test_a_narrow_terminal_without_colours_loses_nothing(learn, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "34")
+    monkeypatch.setattr(console.out, "_width", 34)  # COLUMNS counts where the console is made, once
     monkeypatch.setenv("NO_COLOR", "1")
     learn()
     code, said = learn("check")
