@@ -30,7 +30,7 @@ IMPORTED = {
     "python": (),
     "torch": ("torch",),
     "training": ("torch", "torch._dynamo"),  # an optimizer imports it
-    "triton": ("torch", "weft.learn.interpreter"),
+    "triton": ("torch", "weft.learn.interpreter", "weft.learn.outside"),
     "gpu": ("torch", "triton"),
 }
 
@@ -144,18 +144,26 @@ class _Process:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The result of a call, what it did to its arguments, and what its kernels did; or its exception."""
         record: Any = contextlib.nullcontext([])
+        outside: Any = contextlib.nullcontext()
         if self.kind == "triton" and os.environ.get("TRITON_INTERPRET") == "1":
             from weft.learn.interpreter import recording
+            from weft.learn.outside import Computed
 
             record = recording(request["options"])
+            outside = Computed() if request["do"] == "call" else outside
         try:
-            with record as launches:
+            with record as launches, outside:
                 result = self._do(request)
         except BaseException as error:
             return {"error": described(error, self.file)}
         finally:
             sys.stdout.flush()
-        return {"result": result, "args": request.get("args"), "launches": [r.to_dict() for r in launches]}
+        return {
+            "result": result,
+            "args": request.get("args"),
+            "launches": [r.to_dict() for r in launches],
+            "computed": getattr(outside, "names", []),
+        }
 
     def _do(self, request: dict[str, Any]) -> Any:
         if request["do"] in ("stage", "change", "go", "idle", "outputs"):

@@ -30,6 +30,7 @@ class Exercise:
     requires: str = "nothing"
     allow: tuple[str, ...] = ()  # modules and names that the file may use beside the usual ones (rules.py)
     forbid: tuple[str, ...] = ()  # names that the learner's file may not use: the library's own solution
+    torch: bool = False  # whether a Triton exercise may compute in PyTorch too, outside of its kernels
     limit: dict[str, str] = field(default_factory=dict)  # bytes and FLOPs, as expressions of the shapes
 
     @property

@@ -153,6 +153,15 @@ def _stages(
             learner = process.Remote(running, None, ())
         functions = checks.load(exercise.folder / "check.py")
         functions["check"](learner, t)
+        if running is not None and running.computed and not exercise.torch:
+            names = ", ".join(f"`{name}`" for name in dict.fromkeys(running.computed))
+            raise Rejected(
+                "right",
+                Text(
+                    f"{names} of PyTorch computed outside of your kernels; there tensors are only made, viewed and copied",
+                    f"PyTorch 的 {names} 在核函数之外做了计算；在那里只能创建、查看和复制张量",
+                ),
+            )
         t.safe()
         if gpu is not None and running is not None and "fast" in functions:
             verdict.launches, verdict.printed = running.all_launches, running.printed()

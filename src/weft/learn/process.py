@@ -75,6 +75,7 @@ class Process:
         self.options: dict[str, Any] = {}  # how kernels are interpreted: the order of programs
         self.launches: list[dict[str, Any]] = []  # of the last call
         self.all_launches: list[dict[str, Any]] = []
+        self.computed: list[str] = []  # operators of PyTorch that calls ran outside of Triton kernels
         self.time_limit_s = time_limit_s
         self.left_s = time_limit_s
         self.channel, theirs = socket.socketpair()
@@ -120,6 +121,7 @@ class Process:
             raise Failed("raised", answer["error"])
         self.launches = answer["launches"]
         self.all_launches += self.launches
+        self.computed += answer["computed"]
         if request["do"] == "call":
             for number, (sent, come) in enumerate(zip(request["args"], answer["args"], strict=True)):
                 if writes:
