@@ -3,6 +3,7 @@ happens to a folder when files are deleted, damaged, or edited by two runners.""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -270,6 +271,7 @@ def test_watch_checks_on_save(learn):
     process = subprocess.Popen(
         [sys.executable, "-m", "weft", "learn", "watch", "--dir", str(learn.folder)],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as in a terminal, whatever started the tests
     )  # fmt: skip
     lines = []
 
@@ -290,7 +292,7 @@ def test_watch_checks_on_save(learn):
         learn.file.write_text(DONE)
         until("Passed")
         until("Ctrl-C")
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         process.wait(20)
     finally:
         watchdog.cancel()
