@@ -219,7 +219,7 @@ def test_environment(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("all_reduce", "--ranks", 1), "1 rank has nobody to communicate with"),
+        (("all_reduce", "--ranks", 1), "1 rank has no other to communicate with"),
         (("all_reduc",), "did you mean 'all_reduce'"),
         (("--ranks", 2, "--backend", "nvshmem"), "unknown backend"),
         (("--ranks", 2, "--gpus", 3), "gpus is 3 and ranks 2"),

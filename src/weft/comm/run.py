@@ -1,4 +1,4 @@
-"""One rank's part of a run: joins the others, measures every point, and hands records to whoever prints them."""
+"""One rank's part of a run: joins the others, measures every point, sends the records to the launcher, which prints them."""
 
 import os
 from collections.abc import Callable, Sequence

@@ -83,7 +83,7 @@ class Settings:
             ValueError: fewer than two ranks, no such root, or subgroups that do not divide them.
         """
         if ranks < 2:
-            raise ValueError(f"{ranks} rank has nobody to communicate with; expected 2 or more: --ranks 2, --gpus 2")
+            raise ValueError(f"{ranks} rank has no other to communicate with; expected 2 or more: --ranks 2, --gpus 2")
         if self.subgroups and (self.subgroups < 2 or ranks % self.subgroups):
             raise ValueError(f"subgroups is {self.subgroups}; expected a divisor of the {ranks} ranks, 2 or more")
         members = self.subgroups or ranks

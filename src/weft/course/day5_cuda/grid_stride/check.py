@@ -28,7 +28,7 @@ def check(learner, t):
 
 
 def fast(learner, t):
-    # at_least is 0: the share is told, and asks for nothing until these kernels have been timed on a GPU
+    # at_least is 0: the share is printed, and no bar is set until these kernels have been timed on a GPU
     n = 1 << 25
     x, y = (t.rng.standard_normal(n, np.float32) for _ in range(2))
     expected = np.float32(2.0) * x + y

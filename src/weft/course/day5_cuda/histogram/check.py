@@ -23,7 +23,7 @@ def check(learner, t):
 
 
 def fast(learner, t):
-    # at_least is 0: the share is told, and asks for nothing until these kernels have been timed on a GPU
+    # at_least is 0: the share is printed, and no bar is set until these kernels have been timed on a GPU
     n = 1 << 27
     data = t.rng.integers(0, 256, n, np.uint8)
     expected = np.bincount(data, minlength=256).astype(np.uint32)

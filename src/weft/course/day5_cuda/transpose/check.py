@@ -25,7 +25,7 @@ def check(learner, t):
 
 
 def fast(learner, t):
-    # at_least is 0: the share is told, and asks for nothing until these kernels have been timed on a GPU
+    # at_least is 0: the share is printed, and no bar is set until these kernels have been timed on a GPU
     M, N = 4096, 8192
     x, y = t.rng.standard_normal((M, N), np.float32), np.zeros((N, M), np.float32)
     expected = np.ascontiguousarray(x.T)
