@@ -16,6 +16,16 @@ REQUIREMENTS = ("nothing", "torch", "training", "gpu", "nvcc")
 
 
 @dataclass(frozen=True)
+class Wrong:
+    """A wrong solution or a cheat, the stage that must reject it, and the reason."""
+
+    name: str
+    stage: str
+    why: str
+    source: str
+
+
+@dataclass(frozen=True)
 class Exercise:
     """One exercise: a marked source, its check, hints and the reason for the solution."""
 
@@ -59,9 +69,26 @@ class Exercise:
     def why(self, language: str) -> str:
         return (self.folder / f"why.{language}.md").read_text(encoding="utf-8").strip()
 
-    def wrong(self) -> list[Path]:
-        """Wrong solutions, which the check must reject."""
-        return sorted(p for p in (self.folder / "wrong").glob("*") if p.suffix in (".py", ".cu"))
+    def wrong(self) -> list["Wrong"]:
+        """Wrong solutions, which the check must reject: the English solution with some of its text replaced.
+
+        Raises:
+            ValueError: A text to be replaced does not occur exactly once, or an entry has other keys.
+        """
+        where = self.folder / "wrong.toml"
+        right = next(iter(self.solution("en").values()))
+        made = []
+        for stage, entries in _toml(where).items():
+            for name, entry in entries.items():
+                if entry.keys() != {"why", "edits"}:
+                    raise ValueError(f"{where}: {stage}.{name} has {', '.join(entry)}; expected why and edits")
+                source = right
+                for old, new in entry["edits"]:
+                    if (count := source.count(old)) != 1:
+                        raise ValueError(f"{where}: {stage}.{name}: {old!r} occurs {count} times; expected once")
+                    source = source.replace(old, new)
+                made.append(Wrong(name, stage, entry["why"], source))
+        return made
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from weft.learn import marked
-from weft.learn.course import FOLDER, Day, Exercise
+from weft.learn.course import FOLDER, Day, Exercise, Wrong
 from weft.learn.judge import Servers, Verdict, judge
 from weft.learn.language import LANGUAGES
 
@@ -55,6 +55,7 @@ def missing(exercise: Exercise) -> Iterator[str]:
     for name in (
         *exercise.files,
         "check.py",
+        "wrong.toml",
         *(f"{n}.{language}.md" for n in ("hints", "why") for language in LANGUAGES),
     ):
         if not (exercise.folder / name).is_file():
@@ -65,21 +66,17 @@ def missing(exercise: Exercise) -> Iterator[str]:
             yield f"hints.{language}.md has {n} hints, separated by ---; there must be three"
     for name in ("hints", "why"):
         yield from differing(exercise.folder, name)
-    if len(exercise.wrong()) < 4:
-        yield f"wrong/ has {len(exercise.wrong())} wrong solutions; there must be four that differ in kind"
+    wrong = exercise.wrong()
+    if len(wrong) < 4 or len({w.source for w in wrong}) < len(wrong):
+        yield f"wrong.toml has {len(wrong)} wrong solutions; there must be four that differ in kind"
 
 
-def rejected(exercise: Exercise, path: Path, servers: Servers) -> Iterator[str]:
-    """Whether a wrong solution is rejected at the stage that its first line names."""
-    text = path.read_text(encoding="utf-8")
-    named = re.match(r"(?:#|//) rejected at: (\w+)", text)
-    if not named:
-        yield f"wrong/{path.name}: the first line must be '# rejected at: STAGE' and why"
-        return
-    sources = by_suffix(exercise.solution("en")) | {path.suffix: text}
+def rejected(exercise: Exercise, wrong: Wrong, servers: Servers) -> Iterator[str]:
+    """Whether a wrong solution is rejected at its stage."""
+    sources = {Path(exercise.files[0]).suffix: wrong.source}
     verdict = check_sources(exercise, sources, servers)
-    if verdict.failed != named[1]:
-        yield f"wrong/{path.name}: {verdict.failed or 'accepted'}, not {named[1]}: {verdict.why.en}"
+    if verdict.failed != wrong.stage:
+        yield f"wrong.toml, {wrong.name}: {verdict.failed or 'accepted'}, not {wrong.stage}: {verdict.why.en}"
 
 
 def differing(folder: Path, name: str) -> Iterator[str]:

@@ -1,9 +1,0 @@
-# rejected at: right
-# The container sees no GPU.
-SETUP = "scripts/remote_setup.sh --dry-run ada@203.0.113.7 -p 2222"
-
-
-TRAIN = 'docker run --rm -v "$PWD":/work -w /work --ipc=host pytorch/pytorch python train.py'
-
-
-TWO_GPUS = """docker run --rm --gpus '"device=2,3"' pytorch/pytorch nvidia-smi"""

@@ -1,6 +1,0 @@
-// rejected at: right
-// No loop: with fewer threads than elements the rest is left out.
-__global__ void saxpy(int n, float a, const float* x, float* y) {
-    int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = a * x[i] + y[i];
-}

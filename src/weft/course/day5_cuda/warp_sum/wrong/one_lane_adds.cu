@@ -1,9 +1,0 @@
-// rejected at: right
-// Only the first lane's elements.
-__global__ void row_sums(const float* x, float* y, int M, int N) {
-    int row = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (row >= M) return;
-    float sum = 0.f;
-    for (int i = lane; i < N; i += 32) sum += x[row * N + i];
-    if (lane == 0) y[row] = sum;
-}
