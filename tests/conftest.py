@@ -19,6 +19,7 @@ NEEDS = {  # what the tests in a folder need: without it they are not collected,
     **dict.fromkeys(("bench", "course", "nn", "operators", "optim"), ("torch", "triton")),
     "comm": ("torch",),
     "cluster": ("numpy", "numba", "hypothesis"),
+    "deploy": ("yaml", "numpy", "kubernetes_validate"),
     "export": ("torch", "onnx", "onnxscript", "onnxruntime"),
     "train": ("torch", "sklearn"),
 }

@@ -15,6 +15,7 @@ from weft.bench import commands as bench
 from weft.cluster import commands as cluster
 from weft.comm import commands as comm
 from weft.console import note, out
+from weft.deploy import commands as deploy
 from weft.export import commands as export
 from weft.hardware import commands as hardware
 from weft.learn import commands as learn
@@ -48,6 +49,7 @@ export.register(app)
 train.register(app)
 comm.register(app)
 cluster.register(app)
+deploy.register(app)
 report.register(app)
 learn.register(app)
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster.files.text import TraceError
-from weft.cluster.files.yaml import entries, line, mapping
+from weft.cluster.files.yaml import entries, line, mapping, root
 from weft.cluster.model import WHOLE, Jobs
 from weft.definition import UnknownName
 from weft.words import count
@@ -211,12 +211,17 @@ def parse(text: str) -> dict[str, Quota]:
 
 def load(path: Path) -> dict[str, Quota]:
     """A YAML file: a list under ``quotas`` of ``tenant``, ``nominal`` and, if not all may be borrowed or lent,
-    ``borrowing_limit`` and ``lending_limit``; ``cpu`` and ``memory_gb`` with the same three keys, or with a number.
+    ``borrowing_limit`` and ``lending_limit``; ``cpu`` and ``memory_gb`` with the same three keys, or with a number. Or a
+    cluster file with teams: a team's GPUs in all pools together,
+        in one cohort; without a cohort it neither borrows nor lends.
 
     Raises:
         TraceError: no YAML, an unknown key, a value of another kind, a tenant that is there twice; with the line.
         ImportError: PyYAML is missing.
     """
+    top = root(path, "a list of tenants under 'quotas:'")
+    if top.id == "mapping" and any(key.value in ("nodes", "teams") for key, _ in top.value):
+        return _of_teams(path)
     listed = entries(path, "quotas", "a list of tenants")
     if not listed:
         raise TraceError(f"{path}: quotas is empty; expected a list of tenants")
@@ -266,6 +271,28 @@ def _number(text: str, what: str, expected: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"{what} is '{text}'; expected {expected}") from None
+
+
+def _of_teams(path: Path) -> dict[str, Quota]:
+    from weft.cluster.specification import read
+
+    made = read(path)
+    if not made.teams:
+        raise TraceError(f"{path}: it has no teams; expected teams with quotas, or a list under 'quotas:'")
+    if len(roots := {made.root_of(team.cohort) for team in made.teams if team.cohort}) > 1:
+        raise TraceError(
+            f"{path}:{made.lines['cohorts']}: teams are in {len(roots)} trees of cohorts; the simulator has one"
+        )
+    found = {}
+    for team in made.teams:
+        nominal = borrowed = lent = 0.0
+        for quota in team.quota:
+            share = made.pool(quota.pool).sharing.replicas
+            nominal += quota.nominal / share
+            borrowed += quota.borrowing_limit / share
+            lent += min(quota.lending_limit, quota.nominal) / share
+        found[team.name] = Quota(nominal, borrowed if team.cohort else 0, lent if team.cohort else 0)
+    return found
 
 
 def _entry(path: Path, node: Any) -> tuple[str, Quota]:

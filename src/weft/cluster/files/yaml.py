@@ -25,6 +25,29 @@ def _wrong(path: Path, error: Exception) -> TraceError:
     return TraceError(f"{path}: no YAML: {error}")  # a character that YAML does not allow, no date, no number
 
 
+def root(path: Path, expected: str) -> Any:
+    """The node of a file of one document; its keys, lists and values are read with :func:`mapping`, :func:`items` and
+    :func:`scalar`, each of which names the line of a mistake.
+
+    Args:
+        expected: what the file holds, for messages: ``groups of nodes under 'nodes:'``.
+
+    Raises:
+        TraceError: no YAML, or nothing in it.
+        ImportError: PyYAML is missing.
+    """
+    yaml = _library()
+    try:
+        found = yaml.compose(text_of(path).read(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (RecursionError, yaml.YAMLError) as error:
+        if isinstance(error, RecursionError) or "nesting depth" in str(error):  # Python's, libyaml's
+            raise TraceError(f"{path}: no YAML: lists within lists, too many to read; expected {expected}") from None
+        raise _wrong(path, error) from None
+    if found is None:
+        raise TraceError(f"{path}: it is empty; expected {expected}")
+    return found
+
+
 def entries(path: Path, key: str, of: str) -> list[Any]:
     """The nodes of the list under the file's only key.
 
@@ -35,24 +58,32 @@ def entries(path: Path, key: str, of: str) -> list[Any]:
         TraceError: no YAML, another key, no list.
         ImportError: PyYAML is missing.
     """
-    yaml = _library()
-    try:
-        root = yaml.compose(text_of(path).read(), Loader=yaml.SafeLoader)
-    except RecursionError:
-        raise TraceError(
-            f"{path}: no YAML: lists within lists, too many to read; expected {of} under '{key}:'"
-        ) from None
-    except yaml.YAMLError as error:
-        raise _wrong(path, error) from None
-    if root is None:
-        raise TraceError(f"{path}: it is empty; expected {of} under '{key}:'")
-    top = mapping(path, root, (key,), "the file")
+    node = root(path, f"{of} under '{key}:'")
+    top = mapping(path, node, (key,), "the file")
     if key not in top:
-        raise TraceError(f"{path}:{line(root)}: '{key}' is missing")
-    if not isinstance(top[key], yaml.SequenceNode):
-        raise TraceError(f"{path}:{line(top[key])}: {key} is no list; expected lines that begin with '-'")
-    found: list[Any] = top[key].value
+        raise TraceError(f"{path}:{line(node)}: '{key}' is missing")
+    return items(path, top[key], key)
+
+
+def items(path: Path, node: Any, key: str) -> list[Any]:
+    """The nodes of a list."""
+    if node.id != "sequence":
+        raise TraceError(f"{path}:{line(node)}: {key} is no list; expected lines that begin with '-'")
+    found: list[Any] = node.value
     return found
+
+
+def scalar(path: Path, node: Any, key: str, expected: str) -> Any:
+    """The value of a scalar: text, a number, a boolean, None.
+
+    Lists and mappings are refused, not built: one may contain itself, or a few lines of aliases expand to gigabytes."""
+    yaml = _library()
+    if node.id != "scalar":
+        raise TraceError(f"{path}:{line(node)}: {key} is a {node.id}; expected {expected}")
+    try:
+        return yaml.SafeLoader("").construct_object(node)
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # a tag such as !!python/object; no date
+        raise TraceError(f"{path}:{line(node)}: {key}: {error}") from None
 
 
 def documents(path: Path, text: str) -> list[Any]:

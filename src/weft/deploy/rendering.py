@@ -1,0 +1,77 @@
+"""``weft deploy render``: the files of a target, and a folder that holds exactly these."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from weft.cluster.files.text import TraceError
+from weft.cluster.specification import NAME, Specification, read
+from weft.definition import UnknownName
+
+LIST = ".rendered"  # in the folder: the files that weft wrote, which it may replace and remove
+
+
+def targets() -> dict[str, Callable[[Specification], dict[str, str]]]:
+    from weft.deploy import kubernetes
+
+    return {"kubernetes": kubernetes.render}
+
+
+def load(path: Path) -> Specification:
+    """A cluster file that can be deployed: every group of nodes has a name of its own, as Kubernetes and Slurm take it.
+
+    Raises:
+        TraceError: as :func:`weft.cluster.specification.read`, or such a name.
+    """
+    made, seen = read(path), dict[str, int]()
+    for pool in made.pools:
+        if not NAME.fullmatch(pool.name):
+            raise TraceError(
+                f"{path}:{pool.line}: name is {pool.name!r}; expected lower-case letters, digits and dashes"
+            )
+        if pool.name in seen:
+            raise TraceError(
+                f"{path}:{pool.line}: a second group '{pool.name}' (line {seen[pool.name]}); expected a name each"
+            )
+        seen[pool.name] = pool.line
+    return made
+
+
+def render(made: Specification, target: str) -> dict[str, str]:
+    """File → text, the same for the same cluster file.
+
+    Raises:
+        UnknownName: no such target.
+    """
+    known = targets()
+    if target not in known:
+        raise UnknownName("target", target, known)
+    return dict(sorted(known[target](made).items()))
+
+
+def write(files: dict[str, str], folder: Path) -> list[str]:
+    """Makes the folder hold these files; those of an earlier rendering that are no longer among them are removed. Returns
+    the names of those that changed.
+
+    Raises:
+        ValueError: a file is in the way that was not rendered; nothing is written then.
+    """
+    listed = folder / LIST
+    before = set(listed.read_text(encoding="utf-8").splitlines()) if listed.exists() else set()
+    for name in files:
+        if name not in before and (folder / name).exists():
+            raise ValueError(f"{folder / name} exists and was not rendered by weft; name another folder, or remove it")
+    changed = []
+    for name in sorted(before - set(files)):
+        if ".." not in Path(name).parts and not Path(name).is_absolute():
+            (folder / name).unlink(missing_ok=True)
+            changed.append(name)
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            changed.append(name)
+        if name.endswith(".sh"):
+            path.chmod(0o755)
+    listed.write_text("\n".join(files) + "\n", encoding="utf-8")
+    return changed

@@ -1,0 +1,68 @@
+"""Rendered folders: deterministic, quick, and never over another's files."""
+
+import time
+
+import big_cluster
+import pytest
+from where import ROOT, printed
+
+from weft.deploy import rendering
+
+TARGETS = sorted(rendering.targets())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_thousand_nodes_and_200_teams_in_two_seconds_and_the_same_twice(tmp_path, target):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(big_cluster.text())
+    took, texts = [], []
+    for _ in range(2):
+        began = time.process_time()
+        texts.append(rendering.render(rendering.load(path), target))
+        rendering.write(texts[-1], tmp_path / "out")
+        took.append(time.process_time() - began)
+    assert texts[0] == texts[1] and min(took) < 2.0
+    assert all((tmp_path / "out" / name).read_text() == text for name, text in texts[0].items())
+
+
+def test_another_python_renders_the_same_bytes(tmp_path):
+    """Whatever the seed of its hashes."""
+    script = (
+        "import sys, hashlib, pathlib; from weft.deploy import rendering as r; m = r.load(pathlib.Path(sys.argv[1]))\n"
+    )
+    script += "print(hashlib.sha256(repr([r.render(m, t) for t in sorted(r.targets())]).encode()).hexdigest())"
+    seen = {printed("-c", script, str(ROOT / "examples/cluster.yaml"), PYTHONHASHSEED=seed) for seed in ("1", "2")}
+    assert len(seen) == 1
+
+
+def test_a_folder_holds_what_was_rendered_last_and_nothing_else_is_touched(tmp_path):
+    out = tmp_path / "out"
+    assert rendering.write({"a/b.yaml": "1", "run.sh": "2"}, out) == ["a/b.yaml", "run.sh"]
+    assert (out / "run.sh").stat().st_mode & 0o111
+    (out / "mine.yaml").write_text("kept")
+    assert rendering.write({"a/b.yaml": "1", "c.yaml": "3"}, out) == ["run.sh", "c.yaml"]
+    assert not (out / "run.sh").exists() and (out / "mine.yaml").read_text() == "kept"
+    with pytest.raises(ValueError, match="was not rendered by weft"):
+        rendering.write({"c.yaml": "4", "mine.yaml": "5"}, out)
+    assert (out / "c.yaml").read_text() == "3"
+
+
+def test_a_list_of_files_from_elsewhere_removes_nothing_outside(tmp_path):
+    (tmp_path / "precious").write_text("x")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / rendering.LIST).write_text(f"../precious\n{tmp_path / 'precious'}\n")
+    rendering.write({"a": "1"}, out)
+    assert (tmp_path / "precious").exists()
+
+
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ("name: h100", "name: Big_One", "name is 'Big_One'; expected lower-case letters"),
+    ("name: h100", "name: '$(reboot)'", "expected lower-case letters"),
+])  # fmt: skip
+def test_names_that_kubernetes_refuses_are_refused(tmp_path, old, new, words):
+    text = "nodes: [{count: 2, name: h100}]"
+    (tmp_path / "c.yaml").write_text(text.replace(old, new))
+    with pytest.raises(ValueError) as raised:
+        rendering.load(tmp_path / "c.yaml")
+    assert words in str(raised.value) and "c.yaml:1:" in str(raised.value)
