@@ -286,6 +286,9 @@ def grouped_matmul(
 ) -> Tensor:
     """Each group of rows times its own matrix: y[r] = x[r] · w[e]ᵀ for rows offsets[e] … offsets[e + 1] - 1."""
 
+def histogram(x: Tensor) -> Tensor:
+    """How often the elements of x fall into each of 256 bins from 0 to 1."""
+
 def l2_resident_access(x: Tensor, passes: int = 4) -> Tensor:
     """Maxima of every 4096 elements of x, taken ``passes`` times."""
 

@@ -187,6 +187,7 @@ def define(norm: Any, eps: float, **sets: list[Workload]) -> dict[str, Any]:
                 *(points((70, 2**15), offset=100) if centered else []),
             ],
             "huge": [workload("bf16", M=2**14 + 1, N=2**17), workload("bf16", M=2**23 + 3, N=257)],
+            "ladder": [workload("fp32", M=2**28 // 4096, N=4096)],
             "bench": [workload(M=2**28 // n, N=n) for n in WIDTHS],
             "quick": [workload(M=2**22 // n, N=n) for n in (1024, 4096)],
             "compile": [workload(M=64, N=n) for n in (100, 603, 4096, 2**16)] + points((64, 4100), layout="transposed"),

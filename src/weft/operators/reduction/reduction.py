@@ -263,6 +263,7 @@ def define(
                 workload(M=3000, N=40, dim=0),
                 *(workload(M=3, N=n) for n in (4095, 5000, 5001, 16390)),
             ],
+            "ladder": [workload("fp32", M=1, N=LARGE, dim="all")],
             "bench": [
                 workload(M=1, N=LARGE, dim="all"),
                 *(workload(M=LARGE // n, N=n) for n in (256, 4096, 65536)),

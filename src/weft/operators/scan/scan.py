@@ -204,6 +204,7 @@ def define(
                 *(workload(M=2**13, N=136, dim=0, exclusive=e, reverse=r) for e in BOTH for r in BOTH),
                 *(workload(M=3, N=n, exclusive=e, reverse=True) for n in (8, 520, 40008) for e in (True, False)),
             ],
+            "ladder": [workload("fp32", M=1, N=LARGE)],
             "bench": [
                 workload(M=1, N=LARGE),
                 *(workload(M=LARGE // n, N=n) for n in (256, 4096, 16384, 65536)),

@@ -54,6 +54,7 @@ spmv = Operator(
             "full": [workload(M=2**16, N=2**16, R=16, rows=rows) for rows in ("even", "random", "skewed", "one")],
             "huge": [workload("bf16", M=2**20, N=2**16, R=2**11 + 1, rows="even", indices="int64")],
             "bench": [w.at("fp32") for w in TIMED],
+            "ladder": [TIMED[0].at("fp32"), TIMED[-1].at("fp32")],
             "quick": [workload("fp32", M=2**18, N=2**18, R=16, rows=rows) for rows in ("even", "skewed")],
             "host": [workload("fp32", M=256, N=256, R=16)],
             "compile": [
