@@ -1,7 +1,7 @@
 """weft: a GPU performance workbench, from the warp to the fabric.
 
 Importing it imports neither PyTorch nor Triton. The public operators are in :mod:`weft.ops`, the
-optimizers in :mod:`weft.optim`, modules in :mod:`weft.nn`; ``weft.patch(model)`` is for models of Hugging Face.
+optimizers in :mod:`weft.optim`, modules in :mod:`weft.nn`; ``weft.patch(model)`` is for models of Hugging Face, ``weft.LLM(folder)`` runs one.
 """
 
 from typing import Any
@@ -16,6 +16,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("weft.profiling.session").profile
     if name in ("patch", "unpatch"):
         return getattr(importlib.import_module("weft.nn.patching"), name)
+    if name in ("LLM", "SamplingParameters"):
+        return getattr(importlib.import_module("weft.inference"), name)
     if name in ("nn", "ops", "optim"):
         return importlib.import_module(f"weft.{name}")
     raise AttributeError(f"module 'weft' has no attribute {name!r}")

@@ -18,6 +18,7 @@ from weft.console import note, out
 from weft.deploy import commands as deploy
 from weft.export import commands as export
 from weft.hardware import commands as hardware
+from weft.inference import commands as inference
 from weft.learn import commands as learn
 from weft.profiling import commands as profiling
 from weft.report import commands as report
@@ -47,6 +48,7 @@ bench.register(app)
 profiling.register(app)
 export.register(app)
 train.register(app)
+inference.register(app)
 comm.register(app)
 cluster.register(app)
 deploy.register(app)

@@ -1,0 +1,356 @@
+"""``Engine``: drives model, scheduler, cache and sampler, a step at a time.
+
+One step is launched while the host still reads the results of the one before: a sequence's newest token stays on the device,
+from where the next step takes it. Where the host must know a token first (penalties, grammars, speculation), it waits.
+"""
+
+import secrets
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.inference.cache import ROOT, Blocks
+from weft.inference.model import Decoder, Pages
+from weft.inference.parameters import SamplingParameters
+from weft.inference.runner import Runner
+from weft.inference.sampling import Row, Sampled, sample, uniform
+from weft.inference.scheduler import Scheduler, Sequence, Work
+from weft.inference.tokenizer import Tokenizer
+
+BLOCK = 16  # tokens of a cache block
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural log-probabilities, before temperature and penalties: of a token and of the best ones (token, log-probability)."""
+
+    token: int
+    logprob: float
+    best: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a step added to a request. ``finish_reason``: None, 'stop', 'length', 'abort' or 'error' (``error`` says why)."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    error: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass
+class Stats:
+    """Counters since the start, and what there is now. ``cache_usage`` is a share, 0 … 1."""
+
+    running: int = 0
+    waiting: int = 0
+    cache_usage: float = 0.0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+@dataclass
+class Step:
+    """A step in flight: what was asked for, and on the way to the host, what came out."""
+
+    work: list[Work]
+    sampled: Sampled
+    ready: Any = None  # CUDA event
+
+
+@dataclass
+class EngineConfig:
+    """Sizes. Tokens are of all sequences together.
+
+    Args:
+        cache_tokens: that the cache has room for.
+        most_sequences: that run at once; further ones wait.
+        most_tokens: of a step.
+        most_waiting: requests that may wait; further ones are refused.
+        max_length: tokens of the longest sequence, prompt and output.
+        overlap: launch a step before the last one's results are read.
+    """
+
+    cache_tokens: int
+    most_sequences: int = 256
+    most_tokens: int = 8192
+    max_length: int = 0
+    invariant: bool = False
+    overlap: bool = True
+    prefix_caching: bool = True
+    graphs: bool = True
+    block: int = BLOCK
+    cache_dtype: torch.dtype | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Engine:
+    """Runs requests on one model. One thread drives it: its methods are not to be called at once.
+
+    Args:
+        model: on its device.
+        tokenizer: makes the text of outputs; None for token ids alone.
+        config: sizes.
+        pages: the cache's memory; made here if None.
+        draft: proposes tokens that the model then checks together; None for none.
+        exchange: makes ranks agree on tokens (tensor parallelism).
+    """
+
+    def __init__(
+        self, model: Decoder, tokenizer: Tokenizer | None, config: EngineConfig, *, pages: Pages | None = None,
+        draft: Any = None, exchange: Any = None,
+    ):  # fmt: skip
+        self.model, self.tokenizer, self.config, self.draft, self.exchange = model, tokenizer, config, draft, exchange
+        count = config.cache_tokens // config.block
+        if count < 1:
+            raise ValueError(
+                f"argument 'cache_tokens' is {config.cache_tokens}; expected at least a block of {config.block}"
+            )
+        self.ahead = 0 if draft is None else draft.most
+        self.length = min(config.max_length or model.config.max_length, count * config.block - self.ahead)
+        self.blocks = Blocks(count, config.block, config.prefix_caching)
+        self.scheduler = Scheduler(self.blocks, config.most_sequences, config.most_tokens, config.invariant)
+        if pages is None:
+            ranks = exchange.ranks if exchange is not None else 1
+            pages = Pages.empty(
+                model.config, count, config.block, config.cache_dtype or model.dtype, model.device, ranks
+            )
+        self.runner = Runner(model, pages, config.most_sequences, self.length + self.ahead, config.block)
+        self.requests: dict[str, Sequence] = {}
+        self.in_flight: Step | None = None
+        self.ended: list[Output] = []  # of requests that were aborted
+        self.counted = Stats()
+        if config.graphs and model.device.type == "cuda" and config.cache_tokens:
+            self.runner.capture(config.most_sequences)
+
+    # ---- requests ------------------------------------------------------------------------------------------------
+
+    def add(self, request_id: str, prompt: list[int], parameters: SamplingParameters) -> None:
+        """Queues a request.
+
+        Raises:
+            ValueError: an id that is in use, no prompt, tokens out of range, a prompt that the model or the cache has no room
+                for, parameters that cannot be served.
+        """
+        vocabulary = self.model.config.vocab_size
+        if request_id in self.requests:
+            raise ValueError(f"request {request_id!r:.80} is there already; expected an id that is not in use")
+        if not prompt:
+            raise ValueError("argument 'prompt' has no tokens; expected at least one")
+        for token in prompt:
+            if type(token) is not int or not 0 <= token < vocabulary:
+                raise ValueError(f"argument 'prompt' has the token {token!r:.40}; expected ids 0 … {vocabulary - 1}")
+        if len(prompt) >= self.length:
+            raise ValueError(
+                f"argument 'prompt' has {len(prompt)} tokens; expected at most {self.length - 1}, so that one can follow "
+                f"(model and cache have room for {self.length})"
+            )
+        limit = self.length if parameters.max_tokens is None else min(self.length, len(prompt) + parameters.max_tokens)
+        seed = secrets.randbits(63) if parameters.seed is None else parameters.seed
+        root = len(prompt) if self.model.config.rotary.depends_on_length(len(prompt)) else ROOT
+        sequence = Sequence(request_id, len(prompt), list(prompt), parameters, limit, seed, root)
+        if parameters.repetition_penalty != 1:
+            sequence.distinct = frozenset(prompt)
+        if parameters.stop or self.tokenizer is not None:
+            if self.tokenizer is None:
+                raise ValueError("argument 'stop' without a tokenizer; expected stop_token_ids")
+            sequence.text = self.tokenizer.stream(parameters.stop)
+        if parameters.json_schema is not None:
+            from weft.inference.grammar import Grammar
+
+            sequence.grammar = Grammar.of(self.tokenizer, self.model.config, parameters.json_schema)
+        self.requests[request_id] = sequence
+        self.scheduler.add(sequence)
+        self.counted.prompt_tokens += len(prompt)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request; the next step says so. One that is not there is left out."""
+        if (sequence := self.requests.get(request_id)) is not None:
+            self.ended.append(self._end(sequence, "abort"))
+
+    def busy(self) -> bool:
+        return bool(self.requests or self.in_flight or self.ended)
+
+    @property
+    def stats(self) -> Stats:
+        s, blocks = self.counted, self.blocks
+        s.running, s.waiting = len(self.scheduler.running), len(self.scheduler.waiting)
+        s.cache_usage, s.preemptions = blocks.used / blocks.count, self.scheduler.preemptions
+        s.prefix_queries, s.prefix_hits = blocks.queries, blocks.hits
+        return s
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Output]:
+        """Launches a step and returns what came out of the one before (without overlap: of this one)."""
+        outputs, self.ended = self.ended, []
+        waits = not self.config.overlap or self.draft is not None or any(
+            s.parameters.needs_history for s in self.scheduler.running
+        )  # fmt: skip
+        if waits and self.in_flight is not None:
+            outputs += self._finish()
+        self._guess()
+        work = self.scheduler.schedule(self.in_flight is not None, self.ahead)
+        if work is None:
+            outputs += self._finish()
+            work = self.scheduler.schedule(False, self.ahead)
+        before = self.in_flight
+        self.in_flight = self._launch(work) if work else None
+        if before is not None:
+            outputs += self._finish(before)
+        if not self.config.overlap and self.in_flight is not None:
+            outputs += self._finish()
+        return outputs
+
+    def _guess(self) -> None:
+        """Guesses for sequences of which the host knows all tokens and that are about to decode."""
+        if self.draft is None:
+            return
+        ready = [
+            s for s in self.scheduler.running if not s.pending and s.length - s.computed == 1 and s.grammar is None
+        ]
+        for sequence, guess in zip(ready, self.draft.guess(ready), strict=True):
+            sequence.draft = guess[: max(0, min(self.ahead, sequence.limit - sequence.length - 1))]
+
+    def _launch(self, work: list[Work]) -> Step:
+        """Starts the model and the sampler; nothing waits for the device."""
+        work = sorted(work, key=lambda w: not w.decodes)  # stable
+        decoding = [w for w in work if w.decodes]
+        prompts = work[len(decoding) :]
+        queries = 1 + max((len(w.draft) for w in decoding), default=0)
+        logits: list[Tensor] = []
+        if decoding and (queries > 1 or not prompts):
+            logits.append(self.runner.decode(decoding, queries))
+            if prompts:
+                logits.append(self.runner.mixed([], prompts))
+        else:
+            logits.append(self.runner.mixed(decoding, prompts))
+        if self.draft is not None:
+            self.draft.follow(self.runner, decoding, prompts)
+        wanted = decoding + [w for w in prompts if w.sample]
+        rows = [row for w in wanted for row in self._rows(w, queries if w.decodes else 1)]
+        sampled = Sampled(torch.empty(0, dtype=torch.int64))
+        if rows:
+            sampled = sample(logits[0] if len(logits) == 1 else torch.cat(logits), rows)
+            if self.exchange is not None:
+                self.exchange.agree(sampled.tokens)
+            if queries == 1:
+                self.runner.keep(wanted, sampled.tokens)
+        for w in work:
+            self.scheduler.publish(w.sequence)
+        for w in work:
+            w.sequence.pending += w.sample
+        return self._sent(work, sampled)
+
+    def _rows(self, w: Work, count: int) -> list[Row]:
+        """What the sampler must know of each of a sequence's rows."""
+        rows, s, p, made = [], w.sequence, w.sequence.parameters, w.end - w.sequence.prompt
+        for i in range(count):
+            row = Row(p, 0.0 if p.greedy else uniform(s.seed, made + i))
+            if p.needs_history:
+                row.counts = s.counts + Counter(w.draft[:i]) if i else s.counts
+                row.prompt = s.distinct if p.repetition_penalty != 1 else ()
+                row.allowed = None if s.grammar is None else s.grammar.allowed()
+            rows.append(row)
+        return rows
+
+    def _sent(self, work: list[Work], sampled: Sampled) -> Step:
+        if not sampled.tokens.is_cuda:
+            return Step(work, sampled)
+
+        def to_host(t: Tensor | None) -> Tensor | None:
+            return (
+                None if t is None else torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
+            )
+
+        tokens = to_host(sampled.tokens)
+        assert tokens is not None
+        there = Sampled(tokens, *(to_host(t) for t in (sampled.logprob, sampled.best, sampled.best_logprobs)))
+        event = torch.cuda.Event()
+        event.record()
+        return Step(work, there, event)
+
+    def _finish(self, step: Step | None = None) -> list[Output]:
+        """Waits for a step and gives each sequence its tokens."""
+        if step is None:
+            step, self.in_flight = self.in_flight, None
+        assert step is not None
+        if step.ready is not None:
+            step.ready.synchronize()
+        queries = 1 + max((len(w.draft) for w in step.work if w.decodes), default=0)
+        tokens, outputs, at = step.sampled.tokens.tolist(), [], 0
+        for w in step.work:
+            sequence, first, count = w.sequence, at, queries if w.decodes else int(w.sample)
+            at += count
+            if sequence.finished or not w.sample:
+                continue
+            found = tokens[first:at]
+            sequence.pending -= 1
+            taken = 1
+            while taken <= len(w.draft) and found[taken - 1] == w.draft[taken - 1]:
+                taken += 1
+            self.counted.draft_tokens += len(w.draft)
+            self.counted.accepted_tokens += taken - 1
+            outputs.append(self._output(sequence, found[:taken], step.sampled, first))
+        return outputs
+
+    def _output(self, sequence: Sequence, tokens: list[int], sampled: Sampled, row: int) -> Output:
+        """Takes new tokens, up to the one that ends the request."""
+        p, text, taken, logprobs, reason = sequence.parameters, "", [], [], None
+        ends = () if p.ignore_eos else self.model.config.eos
+        for i, token in enumerate(tokens):
+            sequence.tokens.append(token)
+            taken.append(token)
+            if p.needs_history:
+                sequence.counts[token] += 1
+            if p.logprobs is not None:
+                logprobs.append(self._logprobs(sampled, row + i, token, p.logprobs))
+            ended = token in ends or token in p.stop_token_ids
+            if sequence.grammar is not None and not ended:
+                ended = sequence.grammar.take(token)
+            if sequence.text is not None and not (token in ends or token in p.stop_token_ids):
+                text += sequence.text.add(token)
+                ended = ended or sequence.text.stopped
+            if ended:
+                reason = "stop"
+            elif len(sequence.tokens) >= sequence.limit:
+                reason = "length"
+            if reason:
+                break
+        self.counted.generated_tokens += len(taken)
+        sequence.computed += len(taken) - 1  # of guesses that were right
+        sequence.draft = []
+        if reason is None:
+            return Output(sequence.id, tuple(taken), text, tuple(logprobs), prompt_tokens=sequence.prompt)
+        return self._end(sequence, reason, tuple(taken), text, tuple(logprobs))
+
+    @staticmethod
+    def _logprobs(sampled: Sampled, row: int, token: int, count: int) -> TokenLogprobs:
+        assert sampled.logprob is not None and sampled.best is not None and sampled.best_logprobs is not None
+        best = zip(sampled.best[row, :count].tolist(), sampled.best_logprobs[row, :count].tolist(), strict=True)
+        return TokenLogprobs(token, float(sampled.logprob[row]), tuple(best))
+
+    def _end(
+        self, sequence: Sequence, reason: str, tokens: tuple[int, ...] = (), text: str = "",
+        logprobs: tuple[TokenLogprobs, ...] = (), error: str | None = None,
+    ) -> Output:  # fmt: skip
+        """Frees what a sequence has. A step in flight may still write into its blocks, ahead of what comes to use them."""
+        if sequence.text is not None:
+            text += sequence.text.finish()
+        self.scheduler.release(sequence)
+        sequence.finished = True
+        del self.requests[sequence.id]
+        return Output(sequence.id, tokens, text, logprobs, reason, error, prompt_tokens=sequence.prompt)

@@ -1,0 +1,184 @@
+"""``weft.LLM``: a model folder, and text or tokens from it."""
+
+import itertools
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft.inference.checkpoint import Folder
+from weft.inference.config import read_config
+from weft.inference.engine import Engine, EngineConfig, Output, TokenLogprobs
+from weft.inference.model import Decoder, Pages
+from weft.inference.parameters import SamplingParameters
+from weft.inference.tokenizer import INSTALL, Tokenizer
+
+CPU_TOKENS = 16384  # of the cache on a CPU, where nothing else is asked for
+Prompt = str | list[int]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One prompt's result. ``finish_reason``: 'stop', 'length' or 'error'."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    prompt_tokens: int
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    error: str | None = None
+
+
+class LLM:
+    """A language model from a folder in Hugging Face's format.
+
+    Args:
+        folder: with ``config.json``, safetensors and ``tokenizer.json``.
+        device: ``cuda`` where there is one, else ``cpu``, if None.
+        dtype: of weights and arithmetic; on a GPU the checkpoint's, on a CPU float32, if None.
+        quantize: format of the weights (see the package's README); None for ``dtype``.
+        cache_dtype: of keys and values; ``dtype`` if None, ``float8_e4m3fn`` for half the bytes.
+        max_length: tokens of the longest sequence, prompt and output; the model's if None.
+        cache_tokens: that the key/value cache has room for, all sequences together; on a GPU what ``memory`` leaves, if None.
+        memory: share of the GPU's memory to use for weights, cache and work space.
+        batch_invariant: a request's greedy output does not depend on what else is in the batch; slower.
+        tensor_parallel: ranks, of a job that ``torchrun`` started; each makes the same calls.
+        draft: a folder of a small model of the same vocabulary, or ``"ngram"``: guesses tokens, several of which the model
+            then checks at once; the output is the same.
+        most_sequences: that run at once.
+
+    Raises:
+        FileNotFoundError, ValueError: a folder that is no model this engine reads; the message says what is wrong.
+        ModuleNotFoundError: packages that are missing, with the line that installs them.
+    """
+
+    def __init__(
+        self, folder: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None,
+        quantize: str | None = None, cache_dtype: str | torch.dtype | None = None, max_length: int | None = None,
+        cache_tokens: int | None = None, memory: float = 0.9, batch_invariant: bool = False, tensor_parallel: int = 1,
+        draft: str | Path | None = None, most_sequences: int = 256, overlap: bool | None = None, graphs: bool = True,
+    ):  # fmt: skip
+        try:
+            import safetensors  # noqa: F401
+            import tokenizers  # noqa: F401
+        except ModuleNotFoundError as missing:
+            raise ModuleNotFoundError(INSTALL, name=missing.name) from missing
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.folder = str(folder)
+        config = read_config(folder)
+        self.tokenizer = Tokenizer.read(folder)
+        kind = _dtype("dtype", dtype) or (getattr(torch, config.dtype) if self.device.type == "cuda" else torch.float32)
+        if max_length is not None and not 1 <= max_length <= config.max_length:
+            raise ValueError(f"argument 'max_length' is {max_length}; expected 1 … {config.max_length}, the model's")
+        config = replace(config, max_length=max_length or config.max_length)
+        model = Decoder(config, Folder(folder), self.device, kind, invariant=batch_invariant)
+        stored = _dtype("cache_dtype", cache_dtype) or kind
+        gpu = self.device.type == "cuda"
+        left = CPU_TOKENS if cache_tokens or not gpu else _room(config, stored, self.device, memory)
+        tokens = cache_tokens or min(left, most_sequences * config.max_length)
+        sizes = EngineConfig(
+            cache_tokens=tokens, most_sequences=most_sequences, most_tokens=8192 if gpu else 512, max_length=config.max_length,
+            invariant=batch_invariant, overlap=gpu if overlap is None else overlap, cache_dtype=stored, graphs=graphs,
+        )  # fmt: skip
+        self.engine = Engine(model, self.tokenizer, sizes)
+        self._ids = itertools.count()
+
+    def generate(
+        self, prompts: Any, parameters: SamplingParameters | Items[SamplingParameters] | None = None,
+    ) -> list[Completion]:  # fmt: skip
+        """The results of prompts, in their order.
+
+        Args:
+            prompts: texts or lists of token ids; also a single one.
+            parameters: for all, or one for each.
+
+        Raises:
+            ValueError: a prompt that can never run; none of them was started then.
+        """
+        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+            prompts = [prompts]
+        one = parameters is None or isinstance(parameters, SamplingParameters)
+        each: Any = [parameters or SamplingParameters()] * len(prompts) if one else parameters
+        if len(each) != len(prompts):
+            raise ValueError(
+                f"argument 'parameters' has {len(each)} entries; expected one for each of {len(prompts)} prompts"
+            )
+        ids = self._add(prompts, each)
+        parts: dict[str, list[Output]] = {name: [] for name in ids}
+        try:
+            while any(not p or p[-1].finish_reason is None for p in parts.values()):
+                for output in self.engine.step():
+                    if output.request_id in parts:
+                        parts[output.request_id].append(output)
+        except BaseException:
+            for name in ids:
+                self.engine.abort(name)
+            raise
+        return [_completion(parts[name]) for name in ids]
+
+    def stream(self, prompt: Prompt, parameters: SamplingParameters | None = None) -> Iterator[Output]:
+        """The outputs of one prompt as they come; closing the iterator ends the request."""
+        (name,) = self._add([prompt], [parameters or SamplingParameters()])
+        try:
+            while True:
+                for output in self.engine.step():
+                    if output.request_id == name:
+                        yield output
+                        if output.finish_reason is not None:
+                            return
+        finally:
+            self.engine.abort(name)
+
+    def chat(
+        self, messages: Items[dict[str, Any]], parameters: SamplingParameters | None = None, **template: Any
+    ) -> Completion:
+        """The model's answer to a conversation of ``{"role": ..., "content": ...}``, by its chat template."""
+        return self.generate([self.tokenizer.chat(messages, **template)], parameters)[0]
+
+    def _add(self, prompts: Items[Prompt], parameters: Items[SamplingParameters]) -> list[str]:
+        tokens = [self.tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
+        ids: list[str] = []
+        try:
+            for prompt, each in zip(tokens, parameters, strict=True):
+                name = f"llm-{next(self._ids)}"
+                self.engine.add(name, prompt, each)
+                ids.append(name)
+        except ValueError:
+            for name in ids:
+                self.engine.abort(name)
+            raise
+        return ids
+
+
+def _completion(parts: list[Output]) -> Completion:
+    last = parts[-1]
+    return Completion(
+        "".join(p.text for p in parts), tuple(t for p in parts for t in p.token_ids), last.finish_reason or "stop",
+        last.prompt_tokens, tuple(x for p in parts for x in p.logprobs), last.error,
+    )  # fmt: skip
+
+
+def _dtype(argument: str, given: str | torch.dtype | None) -> torch.dtype | None:
+    if given is None or isinstance(given, torch.dtype):
+        return given
+    short = {"fp8": "float8_e4m3fn", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+    found = getattr(torch, short.get(given, given), None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"argument '{argument}' is {given!r:.40}; expected a dtype such as 'bfloat16'")
+    return found
+
+
+def _room(config: Any, dtype: torch.dtype, device: torch.device, memory: float) -> int:
+    """Tokens of cache that a share of the GPU's memory leaves beside weights, work space and captured graphs."""
+    if not 0 < memory <= 1:
+        raise ValueError(f"argument 'memory' is {memory}; expected a share, 0 … 1")
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = 2**30 + 8192 * (4 * config.intermediate_size + 4 * config.hidden_size) * 2 + 256 * config.vocab_size * 16
+    left = free - reserved - (1 - memory) * total
+    tokens = int(left // Pages.bytes_per_token(config, dtype))
+    if tokens < 16:
+        raise ValueError(f"the GPU has {free / 2**30:.1f} GiB left; too few for a key/value cache beside the weights")
+    return tokens

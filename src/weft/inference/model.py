@@ -1,0 +1,312 @@
+"""The decoder of Llama, Mistral, Qwen 2 and Qwen 3 (dense and mixture of experts), over a paged cache."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft import ops
+from weft.inference.checkpoint import Source
+from weft.inference.config import ModelConfig
+from weft.inference.weights import Linear, Loader, Quantise, in_blocks
+
+# T tokens, H heads of queries, G heads of keys and values, D head dim, B sequences that decode, Q queries of each of these,
+# P pages, page tokens of a page, V vocabulary
+INVARIANT_ROWS = 64  # tokens of a block whose products do not depend on the batch
+
+
+@dataclass
+class Prefill:
+    """One sequence's part of a step: tokens ``start`` … ``end`` of the batch, behind ``cached`` tokens that the cache has."""
+
+    start: int
+    end: int
+    cached: int
+    slots: Tensor | None  # int64 [cached + end - start], where its keys lie in the cache; None if nothing is cached
+
+
+@dataclass
+class Prompts:
+    """Parts of prompts, one behind the other; N tokens in all."""
+
+    parts: list[Prefill]
+    cos: Tensor  # float32 [N, R / 2]
+    sin: Tensor
+    pages: Tensor  # int32 [N, 1], the page that each token is written to
+    offsets: Tensor  # int32 [N], its place in the page, plus 1
+    cu_q: Tensor  # int32 [parts + 1], where queries begin
+    cu_k: Tensor  # where keys do
+    slots: Tensor | None  # int64, where the keys of all parts lie in the cache; None if nothing is cached
+
+
+@dataclass
+class Batch:
+    """What a step computes, on the device: first the tokens of sequences that decode, B · Q, then those of prompts."""
+
+    tokens: Tensor  # int64 [T]
+    lengths: Tensor  # int32 [B], tokens of each decoding sequence with the new ones
+    tables: Tensor  # int32 [B, pages of a sequence]
+    queries: int = 1
+    prompts: Prompts | None = None
+    rows: Tensor | None = None  # int64, tokens whose logits are wanted; None for all
+
+    @property
+    def decoding(self) -> int:
+        return self.lengths.shape[0] * self.queries
+
+
+@dataclass
+class Pages:
+    """The cache's memory: of each layer k and v [P, page, G, D], and where it holds codes, their scales, float32 [G]."""
+
+    k: list[Tensor]
+    v: list[Tensor]
+    k_scale: list[Tensor | None]
+    v_scale: list[Tensor | None]
+
+    @classmethod
+    def empty(
+        cls, config: ModelConfig, count: int, size: int, dtype: torch.dtype, device: Any, ranks: int = 1
+    ) -> "Pages":
+        shape = (config.layers, count, size, config.kv_heads // ranks, config.head_dim)
+        k, v = (list(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(2))
+        none: list[Tensor | None] = [None] * config.layers
+        return cls(k, v, none, [*none])
+
+    @staticmethod
+    def bytes_per_token(config: ModelConfig, dtype: torch.dtype, ranks: int = 1) -> int:
+        return 2 * config.layers * config.kv_heads // ranks * config.head_dim * dtype.itemsize
+
+
+class Attention:
+    def __init__(self, config: ModelConfig, layer: int, load: Loader):
+        heads, groups, d, ranks = config.heads, config.kv_heads, config.head_dim, load.ranks
+        at = f"model.layers.{layer}.self_attn"
+        self.heads, self.groups, self.d, self.eps = heads // ranks, groups // ranks, d, config.norm_eps
+        self.layer, self.rows = layer, load.rows
+        window = config.window(layer)
+        self.window = None if window is None else (window - 1, None)
+        self.qkv = load.linear([f"{at}.{n}_proj" for n in "qkv"], [heads * d, groups * d, groups * d], config.hidden_size,
+                               bias=config.qkv_bias)  # fmt: skip
+        self.out = load.linear([f"{at}.o_proj"], [config.hidden_size], heads * d, bias=config.output_bias, split=1)
+        self.q_norm = load.tensor(f"{at}.q_norm.weight", (d,)) if config.qk_norm else None
+        self.k_norm = load.tensor(f"{at}.k_norm.weight", (d,)) if config.qk_norm else None
+
+    def __call__(self, x: Tensor, batch: Batch, pages: Pages, angles: tuple[Tensor, Tensor]) -> Tensor:
+        """x [T, hidden] → [T, hidden]; ``angles`` of every position, for sequences that decode."""
+        q, k, v = self.qkv(x).view(x.shape[0], -1, self.d).split((self.heads, self.groups, self.groups), 1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
+        n, parts = batch.decoding, []
+        if n:
+            parts.append(self._decode(q[:n], k[:n], v[:n], batch, pages, angles))
+        if batch.prompts is not None:
+            parts.append(self._prefill(q[n:], k[n:], v[n:], batch.prompts, n, pages))
+        o = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self.out(o.reshape(x.shape[0], self.heads * self.d))
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        def norm(t: Tensor) -> Tensor:
+            y: Tensor = ops.rms_norm(t, weight, self.eps)
+            return y
+
+        return in_blocks(norm, x, self.rows) if self.rows else norm(x)
+
+    def _decode(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch, pages: Pages, angles: Any) -> Tensor:
+        """[B · Q, heads, D] → the same, in place of one launch for the new keys and one for attention."""
+        at, sequences = self.layer, batch.lengths.shape[0]
+        q, k, v = (t.view(sequences, batch.queries, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
+        k_pages, v_pages = pages.k[at], pages.v[at]
+        scales: dict[str, Any] = {"k_scale": pages.k_scale[at], "v_scale": pages.v_scale[at]}
+        cos, sin = angles
+        turned: Any = ops.append_to_cache(
+            k, v, k_pages, v_pages, batch.lengths, batch.tables, q=q, cos=cos, sin=sin, **scales
+        )
+        call: dict[str, Any] = {"window": self.window, **scales, "batch_invariant": bool(self.rows)}
+        if self.rows and not q.is_cuda:  # PyTorch's sums over keys depend on how many the longest sequence has
+            page = k_pages.shape[1]
+            o = torch.cat([
+                ops.paged_decode_attention(turned[i : i + 1], k_pages, v_pages, batch.tables[i : i + 1, : -(-length // page)],
+                                           batch.lengths[i : i + 1], **call)
+                for i, length in enumerate(batch.lengths.tolist())
+            ])  # fmt: skip
+        else:
+            o = ops.paged_decode_attention(turned, k_pages, v_pages, batch.tables, batch.lengths, **call)
+        return o.transpose(1, 2).flatten(0, 1)
+
+    def _prefill(self, q: Tensor, k: Tensor, v: Tensor, prompts: Prompts, first: int, pages: Pages) -> Tensor:
+        """[N, heads, D] → the same; ``first`` tokens of the batch are ahead of them."""
+        at = self.layer
+        turned = ops.rotary_embedding(q[None], k[None], prompts.cos, prompts.sin)
+        q, k = turned[0][0], turned[1][0]
+        k_pages, v_pages = pages.k[at], pages.v[at]
+        ops.append_to_cache(k[:, :, None], v[:, :, None], k_pages, v_pages, prompts.offsets, prompts.pages,
+                            k_scale=pages.k_scale[at], v_scale=pages.v_scale[at])  # fmt: skip
+
+        def cached(pages: Tensor, slots: Tensor, scale: Tensor | None) -> Tensor:
+            flat = pages.flatten(0, 1)
+            if flat.dtype == q.dtype:
+                return flat[slots]
+            t = flat.view(torch.uint8)[slots].view(flat.dtype).to(q.dtype)
+            return t if scale is None else t * scale.to(q.dtype).reshape(-1, 1)
+
+        call: dict[str, Any] = {"causal": True, "window": self.window, "batch_invariant": bool(self.rows)}
+        if q.is_cuda and not self.rows:
+            if prompts.slots is not None:
+                k = cached(k_pages, prompts.slots, pages.k_scale[at])
+                v = cached(v_pages, prompts.slots, pages.v_scale[at])
+            o: Tensor = ops.attention(q, k, v, cu_seqlens_q=prompts.cu_q, cu_seqlens_k=prompts.cu_k, **call)
+            return o
+        parts = []
+        for p in prompts.parts:
+            own = slice(p.start - first, p.end - first)
+            if p.slots is None:
+                keys, values = k[own], v[own]
+            else:
+                keys = cached(k_pages, p.slots, pages.k_scale[at])
+                values = cached(v_pages, p.slots, pages.v_scale[at])
+            of_one = (t.transpose(0, 1)[None] for t in (q[own], keys, values))
+            parts.append(ops.attention(*of_one, **call)[0].transpose(0, 1))
+        return torch.cat(parts)
+
+
+class FeedForward:
+    def __init__(self, at: str, hidden: int, width: int, load: Loader, bias: bool = False):
+        self.gate_up = load.linear([f"{at}.gate_proj", f"{at}.up_proj"], [width, width], hidden, bias=bias)
+        self.down = load.linear([f"{at}.down_proj"], [hidden], width, bias=bias, split=1)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(ops.swiglu(*self.gate_up(x).chunk(2, -1)))
+
+
+class MixtureOfExperts:
+    def __init__(self, config: ModelConfig, at: str, load: Loader):
+        e, hidden = config.experts, config.hidden_size
+        assert e is not None
+        self.k, self.normalise = e.per_token, e.normalise
+        self.router = load.tensor(f"{at}.gate.weight", (e.count, hidden))
+        packed = f"{at}.experts.gate_up_proj"  # Transformers 5 may save experts as one tensor
+        if packed in load.source:
+            self.gate_up = load.tensor(packed, (e.count, 2 * e.intermediate_size, hidden))
+            self.down = load.tensor(f"{at}.experts.down_proj", (e.count, hidden, e.intermediate_size))
+        else:
+
+            def of(i: int, name: str, shape: tuple[int, int]) -> Tensor:
+                return load.tensor(f"{at}.experts.{i}.{name}_proj.weight", shape)
+
+            up, down = (e.intermediate_size, hidden), (hidden, e.intermediate_size)
+            self.gate_up = torch.stack([torch.cat([of(i, "gate", up), of(i, "up", up)]) for i in range(e.count)])
+            self.down = torch.stack([of(i, "down", down) for i in range(e.count)])
+        if load.ranks > 1:
+            gate, up_ = self.gate_up.chunk(2, 1)
+            self.gate_up = torch.cat([load.share(gate, 1), load.share(up_, 1)], 1)
+            self.down = load.share(self.down, 2)
+        self.shared = FeedForward(f"{at}.shared_expert", hidden, e.shared_size, load) if e.shared_size else None
+        self.shared_gate = load.tensor(f"{at}.shared_expert_gate.weight", (1, hidden)) if e.shared_size else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y: Tensor = ops.moe_feed_forward(x, self.router, self.gate_up, self.down, self.k, normalise=self.normalise)
+        if self.shared is not None and self.shared_gate is not None:
+            y = y + torch.sigmoid(F.linear(x, self.shared_gate)) * self.shared(x)
+        return y
+
+
+class Decoder:
+    """The model. Tensors are on one device; with several ranks each has its share of the heads and hidden units.
+
+    Args:
+        source: where the tensors come from, named as in Hugging Face's checkpoints.
+        quantise: makes a linear layer of a weight; None for the model's dtype.
+        reduce: sums a tensor over the ranks in place.
+        invariant: a token's bits do not depend on what else is in the batch.
+        positions: how many there are angles for: at least the tokens of the longest page table.
+
+    Raises:
+        ValueError: tensors that are missing, of another shape, not finite or not of the model; heads that the ranks cannot
+            share.
+    """
+
+    def __init__(
+        self, config: ModelConfig, source: Source, device: torch.device, dtype: torch.dtype, *,
+        quantise: Quantise | None = None, rank: int = 0, ranks: int = 1, reduce: Callable[[Tensor], Any] | None = None,
+        invariant: bool = False,
+    ):  # fmt: skip
+        if config.kv_heads % ranks or config.intermediate_size % ranks:
+            raise ValueError(
+                f"tensor parallelism of {ranks}: expected a divisor of the model's {config.kv_heads} key/value heads and "
+                f"{config.intermediate_size} hidden units"
+            )
+        if invariant and config.experts is not None:
+            raise ValueError("batch_invariant: a mixture of experts groups tokens by the batch; expected a dense model")
+        load = Loader(source, device, dtype, quantise, rank, ranks, INVARIANT_ROWS if invariant else 0)
+        self.config, self.device, self.dtype, self.reduce, self.rows = config, device, dtype, reduce, load.rows
+        self.embedding = load.tensor("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
+        self.layers: list[tuple[Tensor, Attention, Tensor, Any]] = []
+        for i in range(config.layers):
+            at = f"model.layers.{i}"
+            attention = Attention(config, i, load)
+            sparse = config.experts is not None and i in config.experts.layers
+            feed_forward = MixtureOfExperts(config, f"{at}.mlp", load) if sparse else FeedForward(
+                f"{at}.mlp", config.hidden_size, config.intermediate_size, load, config.mlp_bias
+            )  # fmt: skip
+            norms = (
+                load.tensor(f"{at}.{n}_layernorm.weight", (config.hidden_size,)) for n in ("input", "post_attention")
+            )
+            self.layers.append((next(norms), attention, next(norms), feed_forward))
+        self.norm = load.tensor("model.norm.weight", (config.hidden_size,))
+        if config.tied:
+            self.head: Linear = load.of(self.embedding, quantise=False)
+            if hasattr(source, "skip"):
+                source.skip("lm_head.weight")
+        else:
+            self.head = load.linear(["lm_head"], [config.vocab_size], config.hidden_size, split=None, quantise=False)
+        source.finish()
+        self.angles: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
+
+    def prepare(self, positions: int) -> None:
+        """Makes the angles of so many positions."""
+        self.angles = self.config.rotary.angles(torch.arange(positions, device=self.device))
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of weights that a step reads, whatever the batch (of experts: all)."""
+        total = self.head.bytes + 2 * sum(w.numel() for w, *_ in self.layers) * self.dtype.itemsize
+        for _, attention, _, feed in self.layers:
+            total += attention.qkv.bytes + attention.out.bytes
+            if isinstance(feed, FeedForward):
+                total += feed.gate_up.bytes + feed.down.bytes
+            else:
+                total += (feed.gate_up.numel() + feed.down.numel()) * self.dtype.itemsize
+        return total
+
+    @torch.inference_mode()
+    def __call__(self, batch: Batch, pages: Pages) -> Tensor:
+        """Logits [rows that are wanted, V], in the model's dtype. The batch's keys and values are in the cache then."""
+        eps = self.config.norm_eps
+        x = F.embedding(batch.tokens, self.embedding)
+        residual: Tensor | None = None
+        for before, attention, after, feed_forward in self.layers:
+            y, residual = self._added(x, residual, before, eps)
+            x = self._summed(attention(y, batch, pages, self.angles))
+            y, residual = self._added(x, residual, after, eps)
+            x = self._summed(feed_forward(y))
+        if batch.rows is not None:
+            x, residual = x[batch.rows], residual[batch.rows] if residual is not None else None
+        y, _ = self._added(x, residual, self.norm, eps)
+        return self.head(y)
+
+    def _added(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        """norm(h) and h = residual + x."""
+        if not self.rows:
+            y, h = ops.add_rms_norm(x, residual, weight, eps)
+            return y, h
+        h = x if residual is None else x + residual
+        return in_blocks(lambda t: ops.rms_norm(t, weight, eps), h, self.rows), h
+
+    def _summed(self, x: Tensor) -> Tensor:
+        if self.reduce is not None:
+            self.reduce(x)
+        return x

@@ -1,0 +1,103 @@
+"""``SamplingParameters``: how one request is generated."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+MOST_LOGPROBS = 20
+MOST_STOPS = 32
+
+
+@dataclass(frozen=True)
+class SamplingParameters:
+    """How the tokens of a request are chosen. The defaults sample from the model's distribution.
+
+    Args:
+        max_tokens: generated at most; None for what the model's length and the cache leave.
+        temperature: logits are divided by it; 0 takes the most probable token (greedy).
+        top_k: only so many of the most probable tokens; 0 for all.
+        top_p: only the most probable tokens whose probabilities sum to it, 0 < top_p <= 1.
+        min_p: only tokens of at least this share of the best one's probability, 0 … 1.
+        repetition_penalty: logits of tokens in prompt or output are divided by it where positive, else multiplied.
+        presence_penalty, frequency_penalty: taken from a generated token's logit once, and for each time it was generated.
+        seed: the same seed, prompt and parameters give the same random numbers, whatever else is in the batch; None draws one.
+        stop: texts that end the generation and are not in the result.
+        stop_token_ids: tokens that end it, beside the model's own.
+        ignore_eos: go on behind the model's end tokens.
+        logprobs: how many of the best tokens' log-probabilities to give with each token, 0 … 20; None for none.
+        json_schema: the output is JSON of this schema (package ``llguidance``); ``{}`` allows any JSON.
+
+    Raises:
+        TypeError, ValueError: a value of another type or out of range; the message names the argument.
+    """
+
+    max_tokens: int | None = 256
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    json_schema: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for name in ("stop", "stop_token_ids"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        self._integer("max_tokens", 1, None, optional=True)
+        self._integer("top_k", 0, None)
+        self._integer("logprobs", 0, MOST_LOGPROBS, optional=True)
+        self._integer("seed", -(2**63), 2**64 - 1, optional=True)
+        self._number("temperature", 0, 100, "0 … 100")
+        self._number("top_p", 0, 1, "0 < top_p <= 1", open_below=True)
+        self._number("min_p", 0, 1, "0 … 1")
+        self._number("repetition_penalty", 0, 100, "0 < repetition_penalty <= 100", open_below=True)
+        self._number("presence_penalty", -2, 2, "-2 … 2")
+        self._number("frequency_penalty", -2, 2, "-2 … 2")
+        if not isinstance(self.stop, tuple) or not all(isinstance(s, str) and s for s in self.stop):
+            raise TypeError(f"argument 'stop' is {self.stop!r:.80}; expected a tuple of texts that are not empty")
+        if len(self.stop) > MOST_STOPS:
+            raise ValueError(f"argument 'stop' has {len(self.stop)} texts; expected at most {MOST_STOPS}")
+        if not isinstance(self.stop_token_ids, tuple) or not all(type(t) is int for t in self.stop_token_ids):
+            raise TypeError(f"argument 'stop_token_ids' is {self.stop_token_ids!r:.80}; expected a tuple of token ids")
+        if not isinstance(self.ignore_eos, bool):
+            raise TypeError(f"argument 'ignore_eos' is {self.ignore_eos!r:.80}; expected a bool")
+        if self.json_schema is not None and not isinstance(self.json_schema, dict):
+            raise TypeError(f"argument 'json_schema' is {self.json_schema!r:.80}; expected a dict")
+
+    def _integer(self, name: str, least: int, most: int | None, optional: bool = False) -> None:
+        value = getattr(self, name)
+        if value is None and optional:
+            return
+        if type(value) is not int:
+            raise TypeError(f"argument '{name}' is {value!r:.80}; expected an int{' or None' if optional else ''}")
+        if value < least or (most is not None and value > most):
+            span = f"at least {least}" if most is None else f"{least} … {most}"
+            raise ValueError(f"argument '{name}' is {value}; expected {span}")
+
+    def _number(self, name: str, least: float, most: float, expected: str, open_below: bool = False) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"argument '{name}' is {value!r:.80}; expected a number")
+        if not math.isfinite(value) or not least <= value <= most or (open_below and value == least):
+            raise ValueError(f"argument '{name}' is {value}; expected {expected}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the next token depends on earlier ones by more than the model, so that the host must have them first."""
+        return (
+            self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+            or self.json_schema is not None
+        )  # fmt: skip

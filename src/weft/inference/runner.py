@@ -1,0 +1,167 @@
+"""``Runner``: a step's work as tensors on the device, and its launch, for decoding as a CUDA graph."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.inference.model import Batch, Decoder, Pages, Prefill, Prompts
+from weft.inference.scheduler import Sequence, Work
+
+GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # sequences for which decoding is captured
+
+
+class Runner:
+    """Holds on the device the page table and the newest token of each running sequence, by its slot; one more slot belongs to
+    no sequence and has no pages.
+
+    Args:
+        slots: sequences that run at once.
+        length: tokens of the longest sequence.
+        block: tokens of a page.
+    """
+
+    def __init__(self, model: Decoder, pages: Pages, slots: int, length: int, block: int):
+        self.model, self.pages, self.block, self.slots = model, pages, block, slots
+        self.width = -(-length // block)
+        self.device = model.device
+        self.table = np.full((slots + 1, self.width), -1, dtype=np.int32)
+        self.tables = torch.full((slots + 1, self.width), -1, dtype=torch.int32, device=self.device)
+        self.last = torch.zeros(slots + 1, dtype=torch.int64, device=self.device)
+        self.known: dict[int, tuple[Sequence, int, int]] = {}  # of each slot: whose pages it has, and how many
+        self.graphs: dict[int, tuple[Any, Tensor, Tensor]] = {}  # by sequences: graph, its input, its logits
+        model.prepare(self.width * block)
+
+    # ---- launches ------------------------------------------------------------------------------------------------
+
+    def decode(self, work: list[Work], queries: int = 1) -> Tensor:
+        """Logits [B · queries, V] of sequences with one new token, and guesses of the next ones behind it."""
+        numbers = np.empty((len(work), 2 + queries), dtype=np.int64)  # slot, length, tokens
+        for i, w in enumerate(work):
+            s = w.sequence
+            numbers[i, 0], numbers[i, 1] = s.slot, w.start + queries
+            numbers[i, 2] = s.tokens[w.start] if w.start < len(s.tokens) else -1
+            if queries > 1:
+                numbers[i, 3:] = (w.draft + [0] * queries)[: queries - 1]
+        self._update(work)
+        if queries == 1 and self.graphs and (size := self._size(len(work))):
+            graph, given, logits = self.graphs[size]
+            padded = np.tile(np.array([self.slots, 0, 0], dtype=np.int64), (size, 1))
+            padded[: len(work)] = numbers
+            given.copy_(self._send(padded), non_blocking=True)
+            graph.replay()
+            return logits[: len(work)]
+        width = self.width if self.device.type == "cuda" else -(-int(numbers[:, 1].max()) // self.block)
+        return self.model(self._decoding(self._send(numbers), width), self.pages)
+
+    def mixed(self, decoding: list[Work], prompts: list[Work]) -> Tensor:
+        """Logits [rows, V]: of the sequences that decode, then of the last token of each part of a prompt that wants one."""
+        self._update([*decoding, *prompts])
+        numbers = np.array(
+            [(w.sequence.slot, w.start + 1, w.sequence.tokens[w.start] if w.start < len(w.sequence.tokens) else -1)
+             for w in decoding], dtype=np.int64,
+        ).reshape(-1, 3)  # fmt: skip
+        batch = self._decoding(self._send(numbers), self.width)
+        if self.device.type == "cpu" and len(decoding):
+            batch.tables = batch.tables[:, : -(-int(numbers[:, 1].max()) // self.block)]
+        start, parts, rows = len(decoding), [], list(range(len(decoding)))
+        tokens, positions, lengths, pages = [], [], [], []
+        cu_q, cu_k, slots = [0], [0], []
+        reused = any(w.start for w in prompts)
+        for w in prompts:
+            s, count = w.sequence, w.end - w.start
+            tokens.append(np.array(s.tokens[w.start : w.end], dtype=np.int64))
+            at = np.arange(w.start, w.end)
+            positions.append(at)
+            lengths.append(np.maximum(at + 1, s.prompt))
+            table = self.table[s.slot]
+            pages.append(table[at // self.block])
+            keys = np.arange(w.end)
+            slot = table[keys // self.block].astype(np.int64) * self.block + keys % self.block if reused else None
+            parts.append(Prefill(start, start + count, w.start, None))
+            start += count
+            cu_q.append(cu_q[-1] + count)
+            cu_k.append(cu_k[-1] + w.end)
+            if slot is not None:
+                slots.append(slot)
+            if w.sample:
+                rows.append(start - 1)
+        at = np.concatenate(positions)
+        sent = self._send(np.stack([np.concatenate(tokens), at, np.concatenate(lengths), np.concatenate(pages)]))
+        batch.tokens = torch.cat([batch.tokens, sent[0]])
+        cos, sin = self.model.config.rotary.angles(sent[1], sent[2])
+        more, n = self._send(np.array([*cu_q, *cu_k, *rows], dtype=np.int64)), len(cu_q)
+        batch.rows, all_slots = more[2 * n :], None
+        if reused:
+            all_slots = self._send(np.concatenate(slots))
+            for p, w, first in zip(parts, prompts, cu_k, strict=False):
+                p.slots = all_slots[first : first + w.end] if w.start else None
+        batch.prompts = Prompts(parts, cos, sin, sent[3].int()[:, None], (sent[1] % self.block + 1).int(), more[:n].int(),
+                                more[n : 2 * n].int(), all_slots)  # fmt: skip
+        return self.model(batch, self.pages)
+
+    def keep(self, work: list[Work], tokens: Tensor) -> None:
+        """Stores the newest token of each sequence where the next step finds it."""
+        at = self._send(np.array([w.sequence.slot for w in work], dtype=np.int64))
+        self.last.index_copy_(0, at, tokens)
+
+    # ---- tensors -------------------------------------------------------------------------------------------------
+
+    def _send(self, numbers: np.ndarray) -> Tensor:
+        t = torch.from_numpy(numbers)
+        return t.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else t
+
+    def _decoding(self, sent: Tensor, width: int) -> Batch:
+        """Of int64 [B, 2 + Q]: slots, lengths, tokens; a token that the host does not know is -1."""
+        slots, tokens = sent[:, 0], sent[:, 2:]
+        tokens = torch.where(tokens < 0, self.last[slots][:, None], tokens)
+        return Batch(tokens.reshape(-1), sent[:, 1].int().contiguous(), self.tables[slots, :width], sent.shape[1] - 2)
+
+    def _update(self, work: list[Work]) -> None:
+        """Sends the pages that sequences got since the last step."""
+        at: list[int] = []
+        pages: list[int] = []
+        for w in work:
+            s = w.sequence
+            owner, admitted, count = self.known.get(s.slot, (None, 0, 0))
+            if owner is not s or admitted != s.admitted:
+                count = 0
+            if count < len(s.blocks):
+                new = s.blocks[count:]
+                self.table[s.slot, count : len(s.blocks)] = new
+                at += range(s.slot * self.width + count, s.slot * self.width + len(s.blocks))
+                pages += new
+                self.known[s.slot] = (s, s.admitted, len(s.blocks))
+        if at:
+            sent = self._send(np.array([at, pages], dtype=np.int64))
+            self.tables.view(-1).index_copy_(0, sent[0], sent[1].int())
+
+    # ---- graphs --------------------------------------------------------------------------------------------------
+
+    def _size(self, count: int) -> int | None:
+        return next((size for size in self.graphs if size >= count), None)
+
+    def capture(self, most: int) -> None:
+        """Captures decoding for up to ``most`` sequences; the largest first, so that all share its memory."""
+        sizes = sorted({*(size for size in GRAPHS if size < most), most})
+        pool, made = None, {}
+        empty = [self.slots, 0, 0]
+        for size in reversed(sizes):
+            given = torch.tensor([empty] * size, dtype=torch.int64, device=self.device)
+
+            def launch(given: Tensor = given) -> Tensor:
+                return self.model(self._decoding(given, self.width), self.pages)
+
+            with torch.inference_mode():
+                stream = torch.cuda.Stream()
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
+                    launch()
+                torch.cuda.current_stream().wait_stream(stream)
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, pool=pool):
+                    logits = launch()
+            pool = pool or graph.pool()
+            made[size] = (graph, given, logits)
+        self.graphs = {size: made[size] for size in sizes}

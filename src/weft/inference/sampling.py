@@ -1,0 +1,134 @@
+"""From logits to tokens, on the device, a row for each token.
+
+A row's random number is a function of its request's seed and of the token's index in the output, so what a request gets does
+not depend on what else is in the batch, on preemption or on speculation.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.inference.parameters import SamplingParameters
+
+# R rows, V vocabulary
+
+
+@dataclass
+class Row:
+    """One token that is wanted: the request's parameters, its random number 0 … 1, and where they matter the tokens before."""
+
+    parameters: SamplingParameters
+    uniform: float
+    prompt: Collection[int] = ()  # distinct tokens of the prompt, for the repetition penalty
+    counts: Any = None  # how often each token was generated
+    allowed: np.ndarray | None = None  # bool [V], by a grammar
+
+
+@dataclass
+class Sampled:
+    """tokens int64 [R]; where a row asks for log-probabilities: of the token [R], and the best ones [R, n] and theirs."""
+
+    tokens: Tensor
+    logprob: Tensor | None = None
+    best: Tensor | None = None
+    best_logprobs: Tensor | None = None
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number 0 <= u < 1, of 53 bits: SplitMix64 (Steele et al. 2014) of seed and index."""
+    mask = 2**64 - 1
+    z = (seed * 0x9E3779B97F4A7C15 + (index + 1) * 0xD1342543DE82EF95) & mask
+    for _ in range(2):
+        z = (z + 0x9E3779B97F4A7C15) & mask
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        z ^= z >> 31
+    return (z >> 11) * 2.0**-53
+
+
+@torch.inference_mode()
+def sample(logits: Tensor, rows: list[Row]) -> Sampled:
+    """The tokens of logits [R, V]."""
+    most = max((row.parameters.logprobs for row in rows if row.parameters.logprobs is not None), default=None)
+    if most is None and all(row.parameters.greedy and not row.parameters.needs_history for row in rows):
+        return Sampled(logits.argmax(-1))
+    logits = logits.float()
+    raw = logits
+    if any(row.parameters.needs_history for row in rows):
+        logits = _with_history(logits, rows)
+    greedy = [row.parameters.greedy for row in rows]
+    tokens: Tensor = logits.argmax(-1) if any(greedy) else _drawn(logits, rows)
+    if any(greedy) and not all(greedy):
+        tokens = torch.where(_tensor(greedy, logits, torch.bool), tokens, _drawn(logits, rows))
+    if most is None:
+        return Sampled(tokens)
+    log = raw.log_softmax(-1)
+    values, best = log.topk(min(max(most, 1), log.shape[1]), -1)
+    return Sampled(tokens, log.gather(1, tokens[:, None])[:, 0], best, values)
+
+
+def _tensor(values: Any, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    t = torch.tensor(values, dtype=dtype)
+    return t.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else t
+
+
+def _with_history(logits: Tensor, rows: list[Row]) -> Tensor:
+    """Penalties of tokens that were there already, and grammars."""
+    at, tokens, factor, offset = [], [], [], []
+    for i, row in enumerate(rows):
+        p, counts = row.parameters, row.counts or {}
+        if p.repetition_penalty == 1 and p.presence_penalty == 0 and p.frequency_penalty == 0:
+            continue
+        seen = {*counts, *row.prompt} if p.repetition_penalty != 1 else counts
+        for token in seen:
+            n = counts.get(token, 0)
+            at.append(i)
+            tokens.append(token)
+            factor.append(p.repetition_penalty)
+            offset.append(p.presence_penalty * (n > 0) + p.frequency_penalty * n)
+    logits = logits.clone()
+    if at:
+        place = (_tensor(at, logits, torch.int64), _tensor(tokens, logits, torch.int64))
+        old, f = logits[place], _tensor(factor, logits)
+        logits[place] = torch.where(old > 0, old / f, old * f) - _tensor(offset, logits)
+    for i, row in enumerate(rows):
+        if row.allowed is not None:
+            allowed = torch.from_numpy(row.allowed).to(logits.device)
+            logits[i, : len(allowed)] = logits[i, : len(allowed)].masked_fill(~allowed, -torch.inf)
+            logits[i, len(allowed) :] = -torch.inf
+    return logits
+
+
+def _drawn(logits: Tensor, rows: list[Row]) -> Tensor:
+    """A token of each row's distribution: the first at which the running sum passes the row's random number."""
+    p, vocabulary = [row.parameters for row in rows], logits.shape[1]
+    logits = logits / _tensor([x.temperature or 1.0 for x in p], logits)[:, None]
+    if any(x.top_k for x in p):
+        k = [min(x.top_k or vocabulary, vocabulary) for x in p]
+        most = max(n for n in k if n < vocabulary) if any(n < vocabulary for n in k) else vocabulary
+        if most < vocabulary:
+            best = logits.topk(most, -1).values
+            least = best.gather(1, (_tensor(k, logits, torch.int64).clamp(max=most) - 1)[:, None])
+            limited = _tensor([n < vocabulary for n in k], logits, torch.bool)[:, None]
+            logits = logits.masked_fill(limited & (logits < least), -torch.inf)
+    weights = logits.softmax(-1)
+    if any(x.min_p for x in p):
+        floor = _tensor([x.min_p for x in p], logits)[:, None] * weights.amax(-1, keepdim=True)
+        weights = weights.masked_fill(weights < floor, 0.0)
+    if any(x.top_p < 1 for x in p):
+        ordered, index = weights.sort(dim=-1, descending=True, stable=True)
+        total = ordered.sum(-1, keepdim=True)
+        before = ordered.cumsum(-1) - ordered
+        enough = _tensor([x.top_p if x.top_p < 1 else 2.0 for x in p], logits)[:, None] * total
+        out = torch.zeros_like(weights, dtype=torch.bool).scatter(1, index, before >= enough)
+        weights = weights.masked_fill(out, 0.0)
+    running = weights.double().cumsum(-1) if not logits.is_cuda else weights.cumsum(-1)
+    u = _tensor([row.uniform for row in rows], logits, running.dtype)[:, None] * running[:, -1:]
+    found = torch.searchsorted(running, u, right=True)[:, 0].clamp(max=vocabulary - 1)
+    # rounding may take u to the whole sum: then the last token that has a share
+    last = vocabulary - 1 - (weights > 0).flip(-1).to(torch.uint8).argmax(-1)
+    return torch.minimum(found, last)

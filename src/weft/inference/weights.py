@@ -1,0 +1,121 @@
+"""A model's matrices as linear layers: the seam that quantised weights implement."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft import ops
+from weft.inference.checkpoint import Source, finite
+
+# T tokens, N outputs, K inputs
+
+
+class Linear(Protocol):
+    """``y = x · weightᵀ + bias`` of x [T, K]; safe to capture in a CUDA graph. ``bytes`` is what a call reads of the weight."""
+
+    @property
+    def bytes(self) -> int: ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class Dense:
+    """A weight [N, K] in the model's dtype."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None):
+        self.weight, self.bias = weight, bias
+        self.gpu = weight.is_cuda
+
+    @property
+    def bytes(self) -> int:
+        return self.weight.numel() * self.weight.element_size()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.gpu and x.shape[0] <= 2:
+            y: Tensor = ops.skinny_matmul(x, self.weight, self.bias)
+            return y
+        return F.linear(x, self.weight, self.bias)
+
+
+class InBlocks:
+    """A linear layer, computed in blocks of a fixed number of tokens, so that a row's bits do not depend on how many others
+    there are."""
+
+    def __init__(self, layer: Linear, rows: int):
+        self.layer, self.rows = layer, rows
+
+    @property
+    def bytes(self) -> int:
+        return self.layer.bytes
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return in_blocks(self.layer, x, self.rows)
+
+
+def in_blocks(f: Callable[[Tensor], Tensor], x: Tensor, rows: int) -> Tensor:
+    """``f(x)`` of a function of rows, called with exactly ``rows`` of them each time."""
+    tokens = x.shape[0]
+    x = F.pad(x, (0, 0) * (x.ndim - 1) + (0, -tokens % rows))
+    return torch.cat([f(part) for part in x.split(rows)])[:tokens]
+
+
+Quantise = Callable[[Tensor, "Tensor | None"], Linear]  # of a weight [N, K] in the checkpoint's dtype, and its bias
+
+
+@dataclass
+class Loader:
+    """Makes a model's parameters from a source.
+
+    Args:
+        quantise: makes the linear layers; :class:`Dense` if None.
+        rank, ranks: which share of the heads and hidden units to take (tensor parallelism).
+        rows: of a block where results must not depend on the batch; 0 for any number.
+    """
+
+    source: Source
+    device: torch.device
+    dtype: torch.dtype
+    quantise: Quantise | None = None
+    rank: int = 0
+    ranks: int = 1
+    rows: int = 0
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return finite(self.source.tensor(name, shape).to(self.device, self.dtype), name)
+
+    def share(self, t: Tensor, dim: int) -> Tensor:
+        return t if self.ranks == 1 else t.chunk(self.ranks, dim)[self.rank].contiguous()
+
+    def linear(
+        self, names: Sequence[str], rows: Sequence[int], columns: int, *, bias: bool = False, split: int | None = 0,
+        quantise: bool = True,
+    ) -> Linear:  # fmt: skip
+        """One layer of several matrices [rows, columns], one below the other.
+
+        Args:
+            split: the dimension that ranks share: 0 (outputs), 1 (inputs; the results are to be summed), or None.
+        """
+        made: Any = getattr(self.source, "linear", None)  # a source of weights that are quantised already
+        if made is not None and (layer := made(self, names, rows, columns, bias)) is not None:
+            return self.fixed(layer)
+
+        def part(name: str, n: int, wide: bool) -> Tensor:
+            t = self.tensor(name, (n, columns) if wide else (n,))
+            if not wide and split == 1:
+                return t if self.rank == 0 else torch.zeros_like(t)
+            return t if split is None else self.share(t, split)
+
+        weight = [part(f"{name}.weight", n, True) for name, n in zip(names, rows, strict=True)]
+        offsets = [part(f"{name}.bias", n, False) for name, n in zip(names, rows, strict=True)] if bias else []
+        return self.of(torch.cat(weight) if len(weight) > 1 else weight[0],
+                       torch.cat(offsets) if offsets else None, quantise)  # fmt: skip
+
+    def of(self, weight: Tensor, bias: Tensor | None = None, quantise: bool = True) -> Linear:
+        return self.fixed((self.quantise if quantise and self.quantise else Dense)(weight, bias))
+
+    def fixed(self, layer: Linear) -> Linear:
+        return InBlocks(layer, self.rows) if self.rows else layer

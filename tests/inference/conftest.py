@@ -1,0 +1,12 @@
+"""On a CPU the operators are PyTorch's, as a user has them; other tests of the same process interpret kernels."""
+
+import os
+
+import pytest
+
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+
+@pytest.fixture(autouse=True)
+def _not_interpreted(monkeypatch):
+    monkeypatch.setattr("weft.operators.call.INTERPRETING", False)
