@@ -1,4 +1,4 @@
-"""``weft doctor``, ``weft ceilings``, ``weft bandwidth`` and ``weft topology``."""
+"""``weft doctor``, ``weft device``, ``weft ceilings``, ``weft bandwidth`` and ``weft topology``."""
 
 import json
 from typing import Annotated
@@ -12,7 +12,7 @@ from weft.console import Json, out, print_json, print_line, told
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the ``weft`` command."""
-    for function in (doctor, ceilings, bandwidth, topology):
+    for function in (doctor, device, ceilings, bandwidth, topology):
         app.command(rich_help_panel="Hardware")(function)
 
 
@@ -26,6 +26,19 @@ def doctor(
     from weft.hardware import doctor as checks
 
     raise typer.Exit(checks.main([*(["--json"] if as_json else []), "--level", level]))
+
+
+def device(as_json: Json = False) -> None:
+    """What each GPU is: units, clocks, caches, memory, limits, links, MIG instances, and peak rates derived from them."""
+    from weft.hardware import device as devices
+
+    found = devices.query()
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        for line in devices.lines(found):
+            print_line(line)
+    raise typer.Exit(int(found.broken))
 
 
 def ceilings(

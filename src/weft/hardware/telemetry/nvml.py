@@ -123,6 +123,7 @@ class Gpu(Activity):
     serial: str | None = None
     vbios: str | None = None
     compute_capability: str | None = None
+    cores: int | None = None
     memory_bus_bits: int | None = None
     max_sm_clock_mhz: int | None = None
     max_memory_clock_mhz: int | None = None
@@ -459,6 +460,7 @@ CONSTANT: dict[str, Call] = {
     "serial": lambda nvml, h: nvml.nvmlDeviceGetSerial(h),
     "vbios": lambda nvml, h: nvml.nvmlDeviceGetVbiosVersion(h),
     "compute_capability": lambda nvml, h: "{}.{}".format(*nvml.nvmlDeviceGetCudaComputeCapability(h)),
+    "cores": lambda nvml, h: nvml.nvmlDeviceGetNumGpuCores(h),
     "memory_bus_bits": lambda nvml, h: nvml.nvmlDeviceGetMemoryBusWidth(h),
     "max_sm_clock_mhz": lambda nvml, h: nvml.nvmlDeviceGetMaxClockInfo(h, nvml.NVML_CLOCK_SM),
     "max_memory_clock_mhz": lambda nvml, h: nvml.nvmlDeviceGetMaxClockInfo(h, nvml.NVML_CLOCK_MEM),
