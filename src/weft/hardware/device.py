@@ -1,4 +1,4 @@
-"""What each accelerator is: what CUDA's deviceQuery says and more, from NVML and the driver API, and peak rates derived from it.
+"""What each accelerator is: what CUDA's deviceQuery says and more, from NVML and the driver API; peak rates derived from it.
 
 Both libraries are asked in processes of their own, since either may hang with the driver. AMD, Ascend and Intel devices are
 recognised through their PyTorch back ends.
@@ -382,9 +382,11 @@ def lines(found: Devices) -> list[str]:
     if any(d.peak for d in found.devices):
         out += [
             "",
-            "Derived: multiprocessors × clock at most × FLOP a cycle, dense. `weft ceilings` measures what it gives.",
+            "Derived: multiprocessors × highest clock × FLOP a cycle, dense.",
+            "What the card gives: weft ceilings",
         ]
-    return [*out, *found.notes] if out else found.notes
+    notes = [line for note in found.notes for line in textwrap.wrap(note, 80, break_on_hyphens=False)]
+    return [*out, *([""] if out and notes else []), *notes]
 
 
 def _wrapped(head: str, words: list[str]) -> list[str]:
