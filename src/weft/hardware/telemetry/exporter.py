@@ -1,0 +1,136 @@
+"""``weft exporter``: a thread reads GPUs at an interval, and a scrape is answered from its last reading.
+
+So a driver that hangs makes no scrape wait: GPUs' series end, and ``weft_nvml_up`` is 0.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from weft.hardware.telemetry import pods
+from weft.hardware.telemetry.attribution import Attributor
+from weft.hardware.telemetry.metrics import State, render
+from weft.hardware.telemetry.nvml import Gpu, Snapshot, Xid
+from weft.hardware.telemetry.reader import Reader
+
+PORT = 9400  # dcgm-exporter's
+
+
+class Exporter:
+    """Collects in a thread of its own, and serves; ``with`` starts and stops both.
+
+    Args:
+        host: the address to listen on; loopback by default, since metrics name users, pods and jobs.
+        port: 0 for any free one.
+        interval_s: between readings.
+        pods_at: the kubelet's socket or a mapping file.
+        jobs_at: the folder of Slurm jobs by GPU.
+        say: receives each new problem, once.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        interval_s: float = 10.0,
+        pods_at: Path | None = None,
+        jobs_at: Path | None = None,
+        say: Callable[[str], None] = lambda text: None,
+        timeout_s: float = 5.0,
+    ) -> None:
+        if interval_s <= 0:
+            raise ValueError(f"interval: {interval_s:g} s; expected more than 0")
+        self.host, self.port, self.interval_s, self.say = host, port, interval_s, say
+        self.attributor = Attributor(pods.source(pods_at) if pods_at else None, jobs_at)
+        self.state = State(os.environ.get("NODE_NAME") or socket.gethostname())
+        self.reader = Reader(timeout_s, self._xid)
+        self.stopped = threading.Event()
+        self.said: set[str] = set()
+        self.read_at = time.monotonic()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.server: ThreadingHTTPServer
+
+    def __enter__(self) -> "Exporter":
+        self.read()
+        try:
+            self.server = ThreadingHTTPServer((self.host, self.port), _handler(self.page))
+        except OSError as error:
+            self.reader.close()
+            why = error.strerror or str(error)
+            raise OSError(f"cannot listen on {self.host}:{self.port}: {why}; choose another --port") from None
+        self.port = self.server.server_port
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stopped.set()
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join(timeout=1)
+        self.reader.close()
+
+    def page(self) -> bytes:
+        """Every metric of the last reading, unless that is too old to be true."""
+        state = self.state
+        if time.monotonic() - self.read_at > 3 * self.interval_s + self.reader.timeout_s:
+            state = replace(state, snapshot=Snapshot(state.snapshot.time, problem="the last reading is too old"))
+        return render(state, time.time()).encode()
+
+    def read(self) -> None:
+        """One reading."""
+        snapshot = self.reader.read()
+        attribution = self.attributor.read(snapshot)
+        for gpu in snapshot.gpus:
+            if gpu.uuid:
+                self.state.seen[gpu.uuid] = Gpu(
+                    index=gpu.index, uuid=gpu.uuid, name=gpu.name, pci=gpu.pci, minor=gpu.minor
+                )
+        self.state.snapshot, self.state.attribution, self.read_at = snapshot, attribution, time.monotonic()
+        self._tell(snapshot, attribution.problems)
+
+    def _run(self) -> None:
+        while not self.stopped.wait(self.interval_s):
+            try:
+                self.read()
+            except Exception as error:  # the next reading may go well; till then the last one grows old
+                self.say(f"a reading failed: {type(error).__name__}: {error}")
+
+    def _xid(self, xid: Xid) -> None:
+        self.state.xids.add(xid)
+
+    def _tell(self, snapshot: Snapshot, problems: list[str]) -> None:
+        lost = [f"GPU {gpu.index} {gpu.uuid}: {gpu.problem}" for gpu in snapshot.gpus if gpu.problem]
+        now = {*filter(None, [snapshot.problem]), *lost, *problems}
+        for problem in sorted(now - self.said):
+            self.say(problem)
+        self.said = now
+
+
+def _handler(page: Callable[[], bytes]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # Prometheus goes on using its connection
+        timeout = 60  # of a client that says nothing
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path not in ("/", "/metrics"):
+                self.send_error(404, "metrics are at /metrics")
+                return
+            body = page() if path == "/metrics" else b'<a href="/metrics">metrics</a>\n'
+            kind = "text/plain; version=0.0.4" if path == "/metrics" else "text/html"
+            self.send_response(200)
+            self.send_header("Content-Type", f"{kind}; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return Handler
