@@ -1,0 +1,164 @@
+"""From a fault to a page: fake NVML, the exporter, a real Prometheus with a rule, a real Alertmanager, and a webhook."""
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from dashboard_12239 import PANELS, VARIABLES, asked
+
+PROMETHEUS, ALERTMANAGER = (shutil.which(name) for name in ("prometheus", "prometheus-alertmanager"))
+pytestmark = pytest.mark.skipif(
+    not (PROMETHEUS and ALERTMANAGER), reason="apt-get install prometheus prometheus-alertmanager"
+)
+PATIENCE_S = 40.0  # of a machine that is busy; else it takes seconds
+
+RULES = """\
+groups:
+- name: gpus
+  rules:
+  - alert: GpuXid
+    expr: increase(weft_gpu_xid_errors_total{xid=~"48|79|95"}[1m]) > 0
+    annotations: {summary: "GPU {{ $labels.gpu }} of {{ $labels.Hostname }}: XID {{ $labels.xid }}"}
+  - alert: GpuLost
+    expr: weft_gpu_up == 0
+  - alert: DriverGone
+    expr: weft_nvml_up == 0
+"""
+CONFIGURATION = """\
+global: {{scrape_interval: 400ms, scrape_timeout: 400ms, evaluation_interval: 400ms}}
+rule_files: [rules.yml]
+alerting: {{alertmanagers: [{{static_configs: [{{targets: ["127.0.0.1:{alertmanager}"]}}]}}]}}
+scrape_configs:
+- {{job_name: gpus, static_configs: [{{targets: ["127.0.0.1:{exporter}"]}}]}}
+"""
+ROUTE = """\
+route: {{receiver: page, group_by: [alertname, gpu], group_wait: 100ms, group_interval: 1s, repeat_interval: 1h}}
+receivers: [{{name: page, webhook_configs: [{{url: "http://127.0.0.1:{webhook}/", send_resolved: true}}]}}]
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def fetch(url: str):
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return json.load(answer)
+
+
+@pytest.fixture
+def pages():
+    """What a webhook is sent: (port, list of alerts)."""
+    alerts: list[dict] = []
+
+    class Webhook(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            alerts.extend(body["alerts"])
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Webhook)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port, alerts
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def monitored(fake_nvml, pages, tmp_path, monkeypatch):
+    """Everything runs; gives Prometheus' address."""
+    monkeypatch.setenv("NODE_NAME", "node-7")
+    fake_nvml.mig(0)
+    ports = {"webhook": pages[0], **{name: free_port() for name in ("exporter", "prometheus", "alertmanager")}}
+    (tmp_path / "rules.yml").write_text(RULES)
+    (tmp_path / "prometheus.yml").write_text(CONFIGURATION.format(**ports))
+    (tmp_path / "alertmanager.yml").write_text(ROUTE.format(**ports))
+    listen = "--web.listen-address=127.0.0.1:{}".format
+    commands = [
+        [sys.executable, "-m", "weft", "exporter", "--port", str(ports["exporter"]), "--interval", "0.3"],
+        [
+            *(ALERTMANAGER, "--config.file=alertmanager.yml", "--storage.path=alerts", "--cluster.listen-address="),
+            listen(ports["alertmanager"]),
+        ],
+        [
+            *(PROMETHEUS, "--config.file=prometheus.yml", "--storage.tsdb.path=series", "--log.level=warn"),
+            listen(ports["prometheus"]),
+        ],
+    ]
+    with ExitStack() as stack, (tmp_path / "log").open("w") as log:
+        for command in commands:
+            process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+            stack.callback(process.wait, 20)
+            stack.callback(process.terminate)
+        yield f"http://127.0.0.1:{ports['prometheus']}"
+
+
+def wait_for(what, log, seconds: float = PATIENCE_S):
+    """The first true value of ``what()``."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            found = what()
+        except OSError:  # it does not listen yet
+            found = None
+        if found:
+            return found
+        time.sleep(0.1)
+    pytest.fail(f"nothing within {seconds:g} s; the programs said: {log.read_text()[-3000:]}")
+
+
+def test_a_fault_reaches_the_webhook_and_its_end_too(monitored, fake_nvml, pages, tmp_path):
+    log, alerts = tmp_path / "log", pages[1]
+
+    def result(query: str) -> list[dict]:
+        return fetch(f"{monitored}/api/v1/query?{urllib.parse.urlencode({'query': query})}")["data"]["result"]
+
+    def page(name: str, status: str, **labels: str) -> dict:
+        """The alert of this name and status, when it has come."""
+
+        def fits(alert) -> bool:
+            found = alert["labels"]
+            return (found["alertname"], alert["status"]) == (name, status) and labels.items() <= found.items()
+
+        return wait_for(lambda: next(filter(fits, list(alerts)), None), log)
+
+    # a healthy machine: the dashboard has its data, and no rule fires
+    wait_for(lambda: result("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"), log)
+    wait_for(lambda: len(result("count_over_time(weft_gpu_up[1m]) >= 3")) == 2, log)
+    for title, query in PANELS.items():
+        found = result(asked(query))
+        gpus = {series["metric"]["gpu"] for series in found if "gpu" in series["metric"]}
+        assert found and gpus == ({"0", "1"} if query.startswith("max") else set()), title
+    for series, label in VARIABLES.values():
+        match = urllib.parse.urlencode({"match[]": asked(series)})
+        values = {found[label] for found in fetch(f"{monitored}/api/v1/series?{match}")["data"]}
+        assert values == ({"node-7"} if label == "Hostname" else {"0", "1"})
+    assert result("ALERTS") == []
+
+    fake_nvml.xid(1, 79)
+    fake_nvml.vanish(1)
+    alert = page("GpuXid", "firing", gpu="1")
+    assert alert["annotations"]["summary"] == "GPU 1 of node-7: XID 79"
+    assert page("GpuLost", "firing", gpu="1", UUID="GPU-00000000-0000-0000-0000-000000000001")
+    assert {s["metric"]["gpu"] for s in result("DCGM_FI_DEV_GPU_TEMP")} == {"0"}
+
+    fake_nvml.heal()
+    assert page("GpuLost", "resolved", gpu="1")
+
+    fake_nvml.error(999, "nvmlDeviceGetCount_v2")
+    assert page("DriverGone", "firing")
