@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-INSTALL = "pip install grpcio"
+INSTALL = "pip install 'weft[kubernetes]' (or grpcio)"
 TIMEOUT_S = 2.0
 DRA_DRIVER = "gpu.nvidia.com"
 
