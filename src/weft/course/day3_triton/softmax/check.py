@@ -35,7 +35,7 @@ def fast(learner, t):
         [t.randn(m, n)],
         lambda x: torch.softmax(x, 1),
         f"softmax(x) of {m} x {n}",
-        at_least=0.5,
+        at_least=0.55,
         m=m,
         n=n,
     )

@@ -16,6 +16,6 @@ def fast(learner, t):
         [t.randn(n), t.randn(n), 1024],
         lambda x, y, _: x + y,
         f"add(x, y, block=1024) of {n:,} elements",
-        at_least=0.55,
+        at_least=0.6,
         n=n,
     )
