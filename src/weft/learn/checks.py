@@ -267,7 +267,7 @@ class Checks:
                         "safe",
                         Text(
                             f"the result changes when programs run {order}: a GPU promises no order, so this is a race",
-                            f"程序以{zh}顺序运行时结果会变：GPU 不保证任何顺序，因此这是竞争(race)",
+                            f"实例以{zh}顺序运行时结果会变：GPU 不保证任何顺序，因此这是竞争(race)",
                         ),
                         error.why,
                     ) from None

@@ -162,7 +162,7 @@ def kernel(t: Checks, name: str) -> Kernel:
     found = re.search(rf"\b{name}\s*\(([^)]*)\)\s*\{{", _code(source))
     if not re.search(rf"__global__[^;{{]*\b{name}\s*\(", _code(source)) or not found:
         head = f"`__global__ void {name}(…)`"
-        raise Rejected("run", Text(f"the file has no kernel {name}: {head}", f"文件里没有内核 {name}：{head}"))
+        raise Rejected("run", Text(f"the file has no kernel {name}: {head}", f"文件里没有核函数 {name}：{head}"))
     module, entry = _compiled(source, name)
     parameters = tuple(re.findall(r"(\w+)\s*(?:\[\s*\])?\s*(?:,|$)", found[1].strip()))
     return Kernel(source, module, entry, name, parameters, [], t)

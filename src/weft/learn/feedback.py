@@ -118,7 +118,7 @@ NEXT = {
     ),
     "safe": Text(
         "Next: which program touches that element, and should it? `weft learn show` draws the accesses.",
-        "下一步：哪个程序访问了这个元素，它该访问吗？`weft learn show` 会画出访问。",
+        "下一步：哪个实例访问了这个元素，它该访问吗？`weft learn show` 会画出访问。",
     ),
     "predict": Text("Next: count again, by hand; do not guess.", "下一步：动手再数一遍，不要猜。"),
     "fast": Text(

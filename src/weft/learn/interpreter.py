@@ -316,7 +316,7 @@ def _real(ptrs: Any, mask: Any, kind: str) -> tuple[Any, Any]:
             who = launch.program(program)
             launch.report(
                 f"a {kind} at an address that belongs to none of the kernel's tensors (program {who}, {_line('en')})",
-                f"{kind} 的地址不属于核函数的任何张量（程序 {who}，{_line('zh')}）",
+                f"{kind} 的地址不属于核函数的任何张量（实例 {who}，{_line('zh')}）",
             )
             allowed[here] = False
             continue
@@ -355,7 +355,7 @@ def _out_of_bounds(launch: Launch, argument: Argument, offsets: Any, lanes: Any,
         f"out of bounds: {launch.kernel} {action} {argument.at(int(offsets[0]))}, but {argument.name} has {size} elements "
         f"(program {who}, position [{place}] of the block{more}; {_line('en')})",
         f"越界：{launch.kernel} {action_zh} {argument.at(int(offsets[0]))}，但 {argument.name} 只有 {size} 个元素"
-        f"（程序 {who}，块内位置 [{place}]{more_zh}；{_line('zh')}）",
+        f"（实例 {who}，块内位置 [{place}]{more_zh}；{_line('zh')}）",
     )
 
 
@@ -423,7 +423,7 @@ def _report_race(launch: Launch, argument: Argument, at: int, other: int, verb: 
     launch.report(
         f"race: program {launch.program(program)} {mine} {place} and program {launch.program(other)} {verb} it, in no given "
         f"order ({launch.kernel}, {_line('en')})",
-        f"竞争：程序 {launch.program(program)} {mine_zh} {place}，程序 {launch.program(other)} 也{verb_zh}它，先后不定"
+        f"竞争：实例 {launch.program(program)} {mine_zh} {place}，实例 {launch.program(other)} 也{verb_zh}它，先后不定"
         f"（{launch.kernel}，{_line('zh')}）",
     )
 
@@ -519,7 +519,7 @@ def _lanes_disagree(launch: Launch, addresses: Any, values: Any, allowed: Any) -
                 launch.report(
                     f"race: two positions of one store write different values to {place} "
                     f"(program {launch.program(program)}, {_line('en')})",
-                    f"竞争：同一次存储的两个位置向 {place} 写入不同的值（程序 {launch.program(program)}，{_line('zh')}）",
+                    f"竞争：同一次存储的两个位置向 {place} 写入不同的值（实例 {launch.program(program)}，{_line('zh')}）",
                 )
                 return
 

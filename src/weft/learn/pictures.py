@@ -27,7 +27,7 @@ class Unit(NamedTuple):
 
 
 UNITS = {
-    "program": Unit(Text("program", "程序"), Text("programs", "个程序")),
+    "program": Unit(Text("program", "实例"), Text("programs", "个实例")),
     "warp": Unit(Text("warp", "warp"), Text("blocks", "个线程块")),
 }
 KINDS = {"load": Text("loads", "加载"), "store": Text("stores", "存储"), "atomic": Text("atomics", "原子操作")}

@@ -19,11 +19,11 @@ GPU 有自己的内存：分配、拷入、启动、拷回、释放。全部手�
 
     pointer = cuda.malloc(bytes)                     (cudaMalloc)      未初始化的设备内存
     cuda.copy_to_device(pointer, array)              (cudaMemcpy)      来自 NumPy 数组
-    cuda.copy_to_host(array, pointer)                (cudaMemcpy)      写入 NumPy 数组；会等待之前的内核
+    cuda.copy_to_host(array, pointer)                (cudaMemcpy)      写入 NumPy 数组；会等待之前的核函数
     cuda.launch("scale", grid, block, pointer, n, factor)  (<<<grid, block>>>)  grid 个线程块，各 block 个线程；立即返回
     cuda.free(pointer)                               (cudaFree)
 
-内核 "scale" 在线程 i = blockIdx.x * blockDim.x + threadIdx.x 中把第 i 个元素乘以 factor，条件是 i < n。
+核函数 "scale" 在线程 i = blockIdx.x * blockDim.x + threadIdx.x 中把第 i 个元素乘以 factor，条件是 i < n。
 zh]
 """
 

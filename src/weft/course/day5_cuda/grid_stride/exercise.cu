@@ -6,7 +6,7 @@
 // [zh
 // SAXPY：y = a x + y。网格、线程块、线程：哪个元素归我？
 //
-// 内核可能以*任意*数量的线程块和线程启动：线程可能比元素多，也可能少得多。
+// 核函数可能以*任意*数量的线程块和线程启动：线程可能比元素多，也可能少得多。
 // zh]
 
 // TODO(en): Let each thread begin at its own number in the whole grid, and go on by the number of all threads, until n.

@@ -5,7 +5,7 @@ A claim is a measurement: is the new kernel faster, and by how much?
 before[i] and after[i] are times that were taken one right after the other, so that both saw the same clocks.
 en]
 [zh
-结论就是一次测量：新内核更快吗？快多少？
+结论就是一次测量：新核函数更快吗？快多少？
 
 before[i] 和 after[i] 是紧接着先后测得的时间，因此两者面对的是相同的频率。
 zh]
