@@ -16,6 +16,9 @@ def parsed(t, name, text, program):
     except ValueError as error:
         words = []
         t.require(False, f"{name}: a shell cannot read this: {error}", f"{name}：shell 无法读取：{error}")
+    if program.startswith("scripts/"):  # also ./scripts/…, and with a shell named
+        words = words[1:] if words[:1] in (["bash"], ["sh"]) else words
+        words = [words[0].removeprefix("./"), *words[1:]] if words else words
     start = program.split()
     t.require(words[: len(start)] == start, f"{name} begins with `{program}`", f"{name} 应以 `{program}` 开头")
     return words[len(start) :]

@@ -75,7 +75,7 @@ RIDGE_N = 3 * 989e12 / 4.8e12
 #: RIDGE_N = None
 # skeleton]
 
-# TODO(en): how many tokens must be written at once (the rows of `ONE_TOKEN`) until the weights are read for nothing? Within 20 %.
+# TODO(en): how many tokens must be written at once (the rows of `ONE_TOKEN`) until the product is no longer limited by reading the weights? Within 20 %.
 # TODO(zh): 同时写出多少个 token（即 `ONE_TOKEN` 的行数）时，读权重就不再是瓶颈？误差 20 % 以内。
 # [solution
 TOKENS = 230

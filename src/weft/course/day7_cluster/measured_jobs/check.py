@@ -69,5 +69,5 @@ def check(learner, t):
     fifo, sjf = mean_completion(rows, "fifo"), mean_completion(rows, "sjf-skip")
     t.note(
         f"your 24 jobs on 2 nodes of 8 GPUs: mean completion {fifo:,.0f} s under fifo, {sjf:,.0f} s under sjf-skip",
-        f"您的 24 个作业在 2 个 8 卡节点上：平均完成时间 fifo 为 {fifo:,.0f} 秒，sjf-skip 为 {sjf:,.0f} 秒",
+        f"你的 24 个作业在 2 个 8 卡节点上：平均完成时间 fifo 为 {fifo:,.0f} 秒，sjf-skip 为 {sjf:,.0f} 秒",
     )

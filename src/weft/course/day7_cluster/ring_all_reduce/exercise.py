@@ -8,7 +8,7 @@ en]
 [zh
 环上的 all-reduce：每个 rank 最后都得到所有数据之和，而且不多发一个字节。
 
-您写的是一个 rank 的程序。`received = yield chunk` 把 chunk 发给下一个 rank，即 (rank + 1) % ranks，并得到上一个 rank 发来的数据。
+你写的是一个 rank 的程序。`received = yield chunk` 把 chunk 发给下一个 rank，即 (rank + 1) % ranks，并得到上一个 rank 发来的数据。
 所有 rank 同时运行同一个程序，yield 的次数必须相同。
 zh]
 """
