@@ -15,7 +15,7 @@ PANELS = [
     ("GPUs held by team", 'weft:gpus:held{namespace=~"$team"}', "{{namespace}}", "short"),
     ("GPUs used by team", 'weft:gpus:used{namespace=~"$team"}', "{{namespace}}", "short"),
     ("Held and not used", "sum(weft:gpus:held) - sum(weft:gpus:used)", "GPUs", "short"),
-    ("XID errors in an hour", "sum by (Hostname, gpu, xid) (increase(weft_xid_errors_total[1h])) > 0",
+    ("XID errors in an hour", "sum by (Hostname, gpu, xid) (increase(weft_gpu_xid_errors_total[1h])) > 0",
      "{{Hostname}} GPU {{gpu}} XID {{xid}}", "short"),
     ("Jobs waiting", 'sum by (cluster_queue) (kueue_pending_workloads{cluster_queue=~"$team"})', "{{cluster_queue}}",
      "short"),

@@ -4,7 +4,7 @@ import shlex
 from typing import Any
 
 from weft.cluster.specification import Pool, Specification
-from weft.deploy.manifests import POOL, RACK, Manifest, manifest, nvidia_pools, yaml_text
+from weft.deploy.manifests import JOB, POOL, RACK, Manifest, manifest, nvidia_pools, yaml_text
 
 NAMESPACE = "gpu-operator"
 PLUGIN, MIG = "weft-device-plugin", "weft-mig"  # the ConfigMaps: a wrong name is silently no configuration
@@ -25,7 +25,7 @@ def values(made: Specification) -> dict[str, Any]:
             # A node at a time, and only when its jobs have ended: a driver cannot be replaced under a process.
             "upgradePolicy": {
                 "autoUpgrade": True, "maxParallelUpgrades": 1, "maxUnavailable": "10%",
-                "waitForCompletion": {"timeoutSeconds": 0, "podSelector": "weft/job"},
+                "waitForCompletion": {"timeoutSeconds": 0, "podSelector": JOB},
                 "drain": {"enable": False},
             },
         },

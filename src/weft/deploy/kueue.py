@@ -19,7 +19,7 @@ FRAMEWORKS = (
 
 
 def flavors(made: Specification) -> list[Manifest]:
-    """A pool is a flavor: its nodes have the label weft/pool. Where pools state racks, jobs can ask to be within one."""
+    """A pool is a flavor: its nodes have the label weft.dev/pool. Where pools state racks, jobs can ask to be within one."""
     racked = any(_racks(pool) for pool in made.pools)
     levels = [{"nodeLabel": POOL}, {"nodeLabel": RACK}, {"nodeLabel": "kubernetes.io/hostname"}]
     found = [manifest(API, "Topology", TOPOLOGY, spec={"levels": levels})] if racked else []

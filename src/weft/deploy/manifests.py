@@ -8,8 +8,8 @@ from weft.cluster.specification import Pool, Specification, Team
 Manifest = dict[str, Any]
 
 # Labels of nodes, and of what is rendered.
-POOL, RACK = "weft/pool", "weft/rack"
-TEAM, JOB, USER = "weft/team", "weft/job", "weft/user"
+POOL, RACK = "weft.dev/pool", "weft.dev/rack"
+TEAM, JOB, USER = "weft.dev/team", "weft.dev/job", "weft.dev/user"
 MANAGED = {"app.kubernetes.io/managed-by": "weft"}
 SYSTEM = "weft-system"  # the namespace of weft's own daemons
 TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}

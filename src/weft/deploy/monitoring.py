@@ -5,6 +5,7 @@ counter by code, since dcgm-exporter's gauge keeps its last value and hides a re
 """
 
 import json
+import re
 from typing import Any
 
 from weft.cluster.specification import Receiver, Specification
@@ -12,7 +13,7 @@ from weft.deploy.dashboard import dashboard
 from weft.deploy.manifests import MANAGED, POOL, SYSTEM, Manifest, gpu_pools, manifest, yaml_text
 
 TEMPERATURE, UTILISATION = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_UTIL"
-XID = "weft_xid_errors_total"  # a counter for each code
+XID = "weft_gpu_xid_errors_total"  # a counter for each code
 REMAP_FAILURE = "DCGM_FI_DEV_ROW_REMAP_FAILURE"
 EXPORTER, PORT = "weft-exporter", 9400
 # Codes after which a GPU does no more work until it is reset, its node rebooted or a person has looked.
@@ -43,14 +44,20 @@ FATAL = (
     154,
     158,
 )
+SLOWED = "hw_slowdown|hw_thermal_slowdown|hw_power_brake_slowdown|sw_thermal_slowdown"
 IDLE_PERCENT = 5
 HELD = f'{{namespace!~"|{SYSTEM}",pod!=""}}'  # by a pod, not by weft's own
+JOBS = '{hpc_job!=""}'  # by a job of Slurm
 WAITING = 'sum by (cluster_queue) (kueue_pending_workloads{status="active"}) > 0'
 
 
 def rules(made: Specification) -> list[dict[str, Any]]:
     """Groups of rules, for Prometheus and for the operator alike."""
     alerts, codes = made.alerts, "|".join(map(str, FATAL))
+
+    def held(by: str) -> str:
+        return f"avg_over_time({UTILISATION}{by}[{alerts.idle_minutes}m])"
+
     faults = f'{XID}{{xid=~"{codes}"}}'
     found = [
         # A counter that is there for the first time has not increased; the first error of a code counts too.
@@ -60,33 +67,36 @@ def rules(made: Specification) -> list[dict[str, Any]]:
         alert("GPURowRemapFailed", f"{REMAP_FAILURE} > 0", "0s", "critical",
               "GPU {{ $labels.gpu }} of {{ $labels.Hostname }} has no spare rows left",
                   "Its memory must be replaced: drain the node."),
+        alert("GPULost", "weft_gpu_up == 0", "1m", "critical",
+              "GPU {{ $labels.gpu }} of {{ $labels.Hostname }} no longer answers", "It has fallen off the bus: drain the node."),
+        alert("DriverDown", "weft_nvml_up == 0", "2m", "critical",
+              "the driver of {{ $labels.Hostname }} does not answer", "It hangs or is gone: drain the node, then reboot it."),
+        alert("GPUSlowed", f'avg_over_time(weft_gpu_throttled{{reason=~"{SLOWED}"}}[10m]) > 0.5', "5m", "warning",
+              "GPU {{ $labels.gpu }} of {{ $labels.Hostname }} is slowed: {{ $labels.reason }}",
+              "For more than half of ten minutes; a gang waits for its slowest GPU."),
         alert("GPUHot", f"{TEMPERATURE} > {alerts.temperature_c:g}", "5m", "warning",
               "GPU {{ $labels.gpu }} of {{ $labels.Hostname }} is at {{ $value }} °C",
               "Clocks fall soon; look at fans, airflow and the power cap."),
         alert("GPUExporterDown", f'up{{job="{EXPORTER}"}} == 0', "3m", "warning",
               "no metrics of {{ $labels.instance }}", "The node is down, or its driver hangs: look at the exporter's log."),
-        alert("GPUHeldIdle", f"avg_over_time({UTILISATION}{HELD}[{alerts.idle_minutes}m]) < {IDLE_PERCENT}", "5m", "info",
-              "{{ $labels.pod }} holds GPU {{ $labels.gpu }} of {{ $labels.Hostname }} and does not use it",
+        alert("GPUHeldIdle", f"({held(HELD)} or {held(JOBS)}) < {IDLE_PERCENT}", "5m", "info",
+              "{{ $labels.pod }}{{ $labels.hpc_job }} holds GPU {{ $labels.gpu }} of {{ $labels.Hostname }} and does not use it",
               f"Below {IDLE_PERCENT} % for {alerts.idle_minutes} minutes."),
         alert("QueueWaits", WAITING, f"{alerts.wait_minutes}m", "info",
               "jobs of {{ $labels.cluster_queue }} have waited all the time",
               f"For {alerts.wait_minutes} minutes at least one."),
     ]  # fmt: skip
     for pool in gpu_pools(made):
-        if pool.sharing.mode == "mig":  # a series for each slice
-            counted = (
-                f'count by (pool, Hostname) (count by (pool, Hostname, gpu) ({TEMPERATURE}{{pool="{pool.name}"}}))'
-            )
-        else:
-            counted = f'count by (pool, Hostname) ({TEMPERATURE}{{pool="{pool.name}"}})'
+        # A GPU that several pods share, or that is cut, has several series.
+        counted = f'count by (pool, Hostname) (count by (pool, Hostname, gpu) ({TEMPERATURE}{{pool="{pool.name}"}}))'
         missing = alert("GPUMissing", f"{counted} < {pool.nodes.gpus}", "2m", "critical",
                         "{{ $labels.Hostname }} shows {{ $value }} GPUs" + f" of {pool.nodes.gpus}",
                         "A GPU has fallen off the bus, or was taken out: drain the node.")  # fmt: skip
         missing["labels"]["pool"] = pool.name  # a rule for each pool, and Prometheus wants rules of a name to differ
         found.append(missing)
     recorded = [
-        {"record": "weft:gpus:held", "expr": f'count by (namespace) ({UTILISATION}{{pod!=""}})'},
-        {"record": "weft:gpus:used", "expr": f'sum by (namespace) ({UTILISATION}{{pod!=""}}) / 100'},
+        {"record": "weft:gpus:held", "expr": f"count by (namespace) ({UTILISATION}{HELD})"},
+        {"record": "weft:gpus:used", "expr": f"sum by (namespace) ({UTILISATION}{HELD}) / 100"},
     ]
     return [
         {"name": "weft-gpus", "interval": "15s", "rules": found},
@@ -119,12 +129,19 @@ def rule_tests(made: Specification) -> dict[str, Any]:
         _test(f'{XID}{{{gpu},xid="79"}}', "1+0x60", 40, "GPUFatalXid", {}, False),  # long ago
         _test(f'{XID}{{{gpu},xid="43"}}', "1+1x60", 40, "GPUFatalXid", {}, False),  # an application's error
         _test(f"{REMAP_FAILURE}{{{gpu}}}", "0+0x5 1+0x20", 8, "GPURowRemapFailed", {"gpu": "0", "Hostname": "n0"}, True),
+        _test(f"weft_gpu_up{{{gpu}}}", "1+0x3 0+0x20", 8, "GPULost", {"gpu": "0", "Hostname": "n0"}, True),
+        _test('weft_nvml_up{Hostname="n0"}', "1+0x3 0+0x20", 8, "DriverDown", {"Hostname": "n0"}, True),
+        _test(f'weft_gpu_throttled{{{gpu},reason="hw_slowdown"}}', "1+0x60", 20, "GPUSlowed",
+              {"gpu": "0", "Hostname": "n0", "reason": "hw_slowdown"}, True),
+        _test(f'weft_gpu_throttled{{{gpu},reason="sw_power_cap"}}', "1+0x60", 20, "GPUSlowed", {}, False),
         _test(f"{TEMPERATURE}{{{gpu}}}", f"{hot:g}+0x30", 10, "GPUHot", {"gpu": "0", "Hostname": "n0"}, True),
         _test(f"{TEMPERATURE}{{{gpu}}}", f"{cool:g}+0x30", 10, "GPUHot", {}, False),
         _test(f'up{{job="{EXPORTER}",instance="n0:9400"}}', "1 0+0x20", 10, "GPUExporterDown", {"job": EXPORTER,
             "instance": "n0:9400"}, True),
         _test(f"{UTILISATION}{{{held}}}", f"1+0x{idle + 60}", idle + 30, "GPUHeldIdle",
               {"gpu": "0", "Hostname": "n0", "namespace": "a", "pod": "p"}, True),
+        _test(f'{UTILISATION}{{{gpu},hpc_job="7"}}', f"1+0x{idle + 60}", idle + 30, "GPUHeldIdle",
+              {"gpu": "0", "Hostname": "n0", "hpc_job": "7"}, True),
         _test(f"{UTILISATION}{{{held}}}", f"90+0x{idle + 60}", idle + 30, "GPUHeldIdle", {}, False),
         _test('kueue_pending_workloads{status="active",cluster_queue="a"}', f"3+0x{wait + 30}", wait + 10, "QueueWaits",
             {"cluster_queue": "a"}, True),
@@ -166,7 +183,7 @@ def _filled(text: str, labels: dict[str, str], value: str) -> str:
     """An annotation as Prometheus fills it in."""
     for key, of in labels.items():
         text = text.replace(f"{{{{ $labels.{key} }}}}", of)
-    return text.replace("{{ $value }}", value)
+    return re.sub(r"{{ \$labels\.\w+ }}", "", text.replace("{{ $value }}", value))
 
 
 def alertmanager(made: Specification) -> dict[str, Any]:
@@ -266,7 +283,7 @@ def monitor(made: Specification) -> Manifest:
     endpoint = {
         "port": "metrics", "interval": "15s", "scrapeTimeout": "10s", "honorLabels": True,
         "relabelings": [
-            {"sourceLabels": ["__meta_kubernetes_node_label_weft_pool"], "targetLabel": "pool", "action": "replace"},
+            {"sourceLabels": ["__meta_kubernetes_node_label_weft_dev_pool"], "targetLabel": "pool", "action": "replace"},
             {"targetLabel": "job", "replacement": EXPORTER, "action": "replace"},
         ],
     }  # fmt: skip
