@@ -11,9 +11,9 @@ LIST = ".rendered"  # in the folder: the files that weft wrote, which it may rep
 
 
 def targets() -> dict[str, Callable[[Specification], dict[str, str]]]:
-    from weft.deploy import kubernetes
+    from weft.deploy import kubernetes, slurm
 
-    return {"kubernetes": kubernetes.render}
+    return {"kubernetes": kubernetes.render, "slurm": slurm.render}
 
 
 def load(path: Path) -> Specification:
