@@ -11,9 +11,9 @@ LIST = ".rendered"  # in the folder: the files that weft wrote, which it may rep
 
 
 def targets() -> dict[str, Callable[[Specification], dict[str, str]]]:
-    from weft.deploy import kubernetes, slurm
+    from weft.deploy import cloud, compose, kubernetes, slurm
 
-    return {"kubernetes": kubernetes.render, "slurm": slurm.render}
+    return {"cloud": cloud.render, "compose": compose.render, "kubernetes": kubernetes.render, "slurm": slurm.render}
 
 
 def load(path: Path) -> Specification:

@@ -134,7 +134,8 @@ def _memory(pool: Pool) -> int:
 
 def _node_line(pool: Pool) -> str:
     gres = f" Gres={','.join(_gres(pool))}" if pool.gpus else ""
-    return f"NodeName={nodes(pool)} CPUs={int(pool.nodes.cpu)} RealMemory={_memory(pool)}{gres} Feature={pool.name} State=UNKNOWN"
+    sizes = f"CPUs={int(pool.nodes.cpu)} RealMemory={_memory(pool)}{gres}"
+    return f"NodeName={nodes(pool)} {sizes} Feature={pool.name} State=UNKNOWN"
 
 
 def _gres(pool: Pool) -> list[str]:
