@@ -1,4 +1,5 @@
-"""``weft doctor``, ``weft device``, ``weft ceilings``, ``weft bandwidth``, ``weft topology`` and ``weft exporter``."""
+"""``weft doctor``, ``weft device``, ``weft ceilings``, ``weft bandwidth``, ``weft topology``, ``weft top`` and
+``weft exporter``."""
 
 import json
 import sys
@@ -13,7 +14,7 @@ from weft.console import Json, out, print_json, print_line, told
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the ``weft`` command."""
-    for function in (doctor, device, ceilings, bandwidth, topology, exporter):
+    for function in (doctor, device, ceilings, bandwidth, topology, top, exporter):
         app.command(rich_help_panel="Hardware")(function)
 
 
@@ -117,6 +118,32 @@ def topology(
         )
     for note in found.notes:
         print_line(note)
+
+
+def top(
+    once: Annotated[bool, typer.Option("--once", help="print one reading and end")] = False,
+    as_json: Json = False,
+    interval: Annotated[float, typer.Option(help="seconds between readings")] = 2.0,
+) -> None:
+    """Watch every GPU: use, memory, power, heat, clocks and why they are lowered, MIG, processes with user and container."""
+    from weft.hardware.telemetry import view
+    from weft.hardware.telemetry.reader import Reader, read_once
+
+    if interval < 0.1:
+        raise ValueError(f"interval: {interval:g} s; expected at least 0.1")
+    if once or as_json or not sys.stdout.isatty():
+        found = view.View.of(read_once(pause_s=0.2))
+        if as_json:
+            print_json(found.to_dict())
+        else:
+            for part in (view.head(found), view.gpu_table(found), view.process_table(found)):
+                out.print(part)
+        raise typer.Exit(int(bool(found.snapshot.problem)))
+    from weft.hardware.telemetry.top import Top
+
+    known: dict = {}
+    with Reader(timeout_s=3.0) as reader:
+        Top(lambda: view.View.of(reader.read(), known), interval).run()
 
 
 def exporter(
