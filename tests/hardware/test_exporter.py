@@ -152,6 +152,15 @@ def test_a_gpu_that_vanishes_is_missed_and_the_others_are_served(fake_nvml, expo
     assert values(scrape(running.port), "weft_gpu_up", "gpu") == {("0",): 1, ("1",): 1}
 
 
+def test_a_gpu_that_was_lost_before_the_start_is_missed_too(fake_nvml, exporter):
+    fake_nvml.vanish(1)
+    running = exporter()
+    assert values(scrape(running.port), "weft_gpu_up", "gpu", "UUID") == {("0", GPU_0): 1, ("1", ""): 0}
+    fake_nvml.heal()
+    running.read()
+    assert values(scrape(running.port), "weft_gpu_up", "gpu", "UUID") == {("0", GPU_0): 1, ("1", GPU_1): 1}
+
+
 def test_a_driver_that_hangs_makes_no_scrape_wait(fake_nvml, exporter):
     running = exporter()
     fake_nvml.hang()

@@ -87,10 +87,11 @@ class Exporter:
         snapshot = self.reader.read()
         attribution = self.attributor.read(snapshot)
         for gpu in snapshot.gpus:
-            if gpu.uuid:
-                self.state.seen[gpu.uuid] = Gpu(
-                    index=gpu.index, uuid=gpu.uuid, name=gpu.name, pci=gpu.pci, minor=gpu.minor
-                )
+            self.state.seen[gpu.uuid or f"GPU {gpu.index}"] = Gpu(
+                index=gpu.index, uuid=gpu.uuid, name=gpu.name, pci=gpu.pci, minor=gpu.minor
+            )
+            if gpu.uuid:  # before, it may have been lost without a name
+                self.state.seen.pop(f"GPU {gpu.index}", None)
         self.state.snapshot, self.state.attribution, self.read_at = snapshot, attribution, time.monotonic()
         self._tell(snapshot, attribution.problems)
 

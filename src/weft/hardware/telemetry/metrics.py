@@ -151,7 +151,8 @@ class XidCounts:
 
 @dataclass
 class State:
-    """What the metrics are made of. ``seen``: every GPU since the start by UUID, so that one that vanished is missed."""
+    """What the metrics are made of. ``seen``: every GPU since the start by UUID (by index, if it never said it), so that one
+    that vanished is missed."""
 
     hostname: str
     snapshot: Snapshot = field(default_factory=Snapshot)
