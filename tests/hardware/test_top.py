@@ -41,7 +41,7 @@ def busy(fake_nvml):
 def test_every_figure_is_in_80_columns(busy):
     shown = text_of(view.View.of(read_once(pause_s=0.01)))
     lines = shown.splitlines()
-    assert max(map(len, lines)) <= 80 and "7 × NVIDIA H100 80GB HBM3" in lines[0]
+    assert max(map(len, lines)) <= 80 and "7 × NVIDIA H100 80GB HBM3, 1 lost" in lines[0]
     rows = {line.split()[0]: line for line in lines if line.strip()[:1].isdigit() and "H100" not in line}
     for word in ("97 %", "61 %", "60.0/80.0", "100/700", "40", "1500", "idle"):
         assert word in next(line for line in lines if line.lstrip().startswith("0 "))

@@ -60,8 +60,10 @@ def head(view: View) -> Text:
     s = view.snapshot
     if s.problem:
         return Text(s.problem, style="bold red")
-    kinds = Counter(gpu.name for gpu in s.gpus if gpu.name)
+    kinds = Counter(gpu.name for gpu in s.gpus if not gpu.problem)
     what = ", ".join(f"{n} × {name}" if n > 1 else name for name, n in kinds.items()) or "no GPU"
+    if lost := len(s.gpus) - sum(kinds.values()):
+        what += f", {lost} lost"
     return Text(f"{clean(what)}   driver {s.driver or UNKNOWN}, CUDA {s.cuda or UNKNOWN}   {time.strftime('%H:%M:%S')}")
 
 
