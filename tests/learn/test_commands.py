@@ -256,7 +256,7 @@ def test_accesses_are_drawn_in_the_terminal_and_as_a_page(learn, tmp_path):
     for path, text in exercise.solution("en").items():
         (learn.folder / path).write_text(text)
     code, said = learn("show", "vector_add", "--html", "page.html")
-    assert code == 0 and "A A A A" in said and "D D D D" in said and "x_ptr[" in said and "bytes read in" in said
+    assert code == 0 and "A A A A" in said and "C C C C" in said and "x_ptr[" in said and "bytes read in" in said
     page = (tmp_path / "page.html").read_text()
     assert page.count("<table>") == 3 and "http" not in page and 'title="element 0: program 0"' in page
     for path, text in exercise.solution("en").items():
