@@ -58,7 +58,8 @@ def mask(
     """As transformers' ``AttentionMaskInterface`` wants it: a :class:`Visible` where the pattern is known and the last query
     has the position of the last key; else a boolean tensor [B, 1, Sq, Sk], true is seen, as while a compiler traces. ``theirs``
     is transformers' module of masks."""
-    mask_function = mask_function or theirs.causal_mask_function
+    if mask_function is None:  # PyTorch 2.11's compiler cannot say whether a function is true
+        mask_function = theirs.causal_mask_function
     tracing = torch.compiler.is_compiling() or (attention_mask is not None and traced(attention_mask))
     last_of_last = isinstance(q_offset, int) and q_offset + q_length == kv_offset + kv_length
     found, shape = None, (batch_size, 1, q_length, kv_length)
