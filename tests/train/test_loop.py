@@ -285,6 +285,51 @@ def test_full_disk_of_the_log_names_it(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def test_a_log_that_fails_ends_the_run_with_a_checkpoint(gpt, tmp_path, monkeypatch):
+    write = Log.write
+
+    def full(self, figures):
+        if figures["step"] == 2:
+            raise OSError(errno.ENOSPC, "log cannot be written: No space left on device", "log.csv")
+        write(self, figures)
+
+    monkeypatch.setattr(Log, "write", full)
+    with pytest.raises(OSError, match=r"No space left.*ended after step 3, its state is in '.*step-00000003'"):
+        train(gpt())
+    monkeypatch.undo()
+    monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))
+    assert train(gpt(resume=True)).loss == train(gpt(out=str(tmp_path / "other"))).loss[3:]
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "weft.json"])
+def test_a_truncated_checkpoint_is_named(gpt, tmp_path, name):
+    train(gpt(steps=1))
+    folder = tmp_path / "run" / "checkpoints" / "step-00000001"
+    whole = (folder / name).read_bytes()
+    for part in (0, 1, 60, len(whole) // 2, len(whole) - 3):
+        (folder / name).write_bytes(whole[:part])
+        with pytest.raises(ValueError, match=r"checkpoint '.*step-00000001' cannot be read: ..") as caught:
+            train(gpt(steps=2, resume=True))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype"), [("meta", torch.float64), ("cpu", torch.float64), ("meta", torch.float32)]
+)
+def test_defaults_of_the_caller_change_nothing(gpt, tmp_path, device, dtype):
+    images = cnn(tmp_path, batch=512)
+    plain, of_images = train(gpt(steps=2), save=False).loss, train(images, save=False).loss
+    torch.set_default_device(device)
+    torch.set_default_dtype(dtype)
+    try:
+        train(gpt(steps=1))
+        assert train(gpt(steps=2, resume=True)).loss == plain[1:] and torch.empty(0).device.type == device
+        assert train(images, save=False).loss == of_images and torch.get_default_dtype() == dtype
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+
+
 def test_nan_is_said_where_its_state_cannot_be_saved(tmp_path, monkeypatch):
     poisoned(monkeypatch, 0)
     (tmp_path / "run").mkdir()

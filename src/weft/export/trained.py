@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 
-from weft.train.checkpoint import META, newest
+from weft.train.checkpoint import META, newest, readable
 from weft.train.classifier import Classifier
 from weft.train.decoder import Decoder
 
@@ -36,6 +36,7 @@ def load(folder: str | os.PathLike[str]) -> tuple[nn.Module, Tensor, Tensor]:
     checkpoint = Path(folder) if Path(folder, META).is_file() else newest(str(folder))
     if checkpoint is None:
         raise ValueError(f"{folder} holds no checkpoint; expected the folder that weft train wrote with --out")
+    readable(checkpoint)
     try:
         sizes = json.loads((checkpoint / META).read_text(encoding="utf-8"))["model"]
         job = sizes.pop("job")
@@ -45,7 +46,7 @@ def load(folder: str | os.PathLike[str]) -> tuple[nn.Module, Tensor, Tensor]:
             warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")
             dcp.load(state, checkpoint_id=checkpoint, no_dist=True)
         network.load_state_dict(state["model"])
-    except (KeyError, TypeError, OSError, RuntimeError, dcp.api.CheckpointException, json.JSONDecodeError) as error:
+    except (dcp.api.CheckpointException, Exception) as error:  # a damaged pickle may raise any
         raise ValueError(f"checkpoint '{checkpoint}' cannot be read: {str(error).partition(chr(10))[0]}") from error
     if job == "cnn":
         images = [torch.rand(batch, sizes["channels"], sizes["size"], sizes["size"]) for batch in (4, 7)]

@@ -95,11 +95,12 @@ def load(folder: Path, model: Any, optimizer: Any, expected: dict[str, Any]) -> 
     state = _state(model, optimizer)
     if facts["ranks"] != ranks.world():
         del state["random"]
+    readable(folder)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")
             dcp.load(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
-    except (CheckpointException, OSError, RuntimeError, KeyError, EOFError) as error:
+    except (CheckpointException, Exception) as error:  # a damaged pickle may raise any
         raise ValueError(f"checkpoint '{folder}' cannot be read: {_line(_cause(error))}") from None
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     if random := state.get("random"):
@@ -108,6 +109,14 @@ def load(folder: Path, model: Any, optimizer: Any, expected: dict[str, Any]) -> 
         if "cuda" in mine:
             torch.cuda.set_rng_state(mine["cuda"])
     return facts
+
+
+def readable(folder: Path) -> None:
+    """Raises ValueError where the metadata of a checkpoint, a pickle, cannot be read."""
+    try:
+        dcp.FileSystemReader(folder).read_metadata()
+    except Exception as error:  # a damaged pickle may raise any
+        raise ValueError(f"checkpoint '{folder}' cannot be read: .metadata: {_line(error)}") from None
 
 
 def _state(model: Any, optimizer: Any) -> dict[str, Any]:
@@ -138,4 +147,6 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _line(error: BaseException) -> str:
+    if isinstance(error, EOFError):
+        return "a file of it ends too early"
     return str(error).splitlines()[0] if str(error) else type(error).__name__

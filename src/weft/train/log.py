@@ -50,15 +50,16 @@ class Log:
         try:
             self.writer.writerow({name: value for name, value in figures.items() if value is not None})
             self.file.flush()
+            if self.events:
+                for name, value in figures.items():
+                    if name != "step" and value is not None:
+                        self.events.add_scalar(name, value, figures["step"])
         except OSError as error:
-            raise OSError(error.errno, f"log cannot be written: {error.strerror}", self.file.name) from None
-        if self.events:
-            for name, value in figures.items():
-                if name != "step" and value is not None:
-                    self.events.add_scalar(name, value, figures["step"])
+            raise OSError(error.errno, f"log cannot be written: {error.strerror or error}", self.file.name) from None
 
     def close(self) -> None:
         with suppress(OSError):  # each row was flushed, or its error raised
             self.file.close()
         if self.events:
-            self.events.close()
+            with suppress(OSError):
+                self.events.close()

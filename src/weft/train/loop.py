@@ -73,7 +73,7 @@ def train(
         NotFinite: a loss or gradient is not finite, and ``skip_nan`` is off.
         ValueError: settings that do not go together or with this machine; a checkpoint of another model.
         FileNotFoundError: data, or with ``resume`` a checkpoint, that are not there.
-        OSError: a checkpoint cannot be written.
+        OSError: a checkpoint cannot be written, or the log; then the run ends after the next step, with a checkpoint.
     """
     device = ranks.choose_device(settings.device)
     if settings.cuda_graph and device.type != "cuda":
@@ -81,7 +81,7 @@ def train(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     grouped = ranks.group(settings.parallel, tensor_ranks(settings), device)
-    with grouped, techniques.backends(settings), torch.enable_grad():
+    with grouped, techniques.usual_defaults(), techniques.backends(settings), torch.enable_grad():
         return Run(settings, device, save, on_step).go()
 
 
@@ -129,6 +129,7 @@ class Run:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         times: list[float] = []
+        lost: OSError | None = None  # why the log is not written any more
         began = time.perf_counter()
         done = start
         try:
@@ -150,8 +151,11 @@ class Run:
                         figures |= {"validation_loss": result.validation_loss, "accuracy": result.accuracy}
                     if self.save and (last or (settings.checkpoint_every and done % settings.checkpoint_every == 0)):
                         result.checkpoint = str(self.saved(done))
-                    if log:
-                        log.write(figures)
+                    if log and lost is None:
+                        try:
+                            log.write(figures)
+                        except OSError as error:  # all ranks end after the next step, with a checkpoint
+                            lost, self.asked = error, self.asked or time.monotonic()
                     if self.on_step and ranks.rank() == 0:
                         self.on_step(done, self.steps, figures)
                     if self.stop:
@@ -160,6 +164,12 @@ class Run:
         finally:
             if log:
                 log.close()
+        if lost is not None:
+            raise OSError(
+                lost.errno,
+                f"{lost.strerror}; the run ended after step {done}, its state is in '{result.checkpoint}'",
+                lost.filename,
+            )
         result.steps, result.interrupted, result.seconds = done, self.stop, time.perf_counter() - began
         if done == start:  # nothing was left to do
             result.validation_loss, result.accuracy = self.validate()

@@ -43,6 +43,11 @@ def predict(settings: Settings, limit: int | None = None, device: torch.device |
     device = device or torch.device("cpu")
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)
+    with techniques.usual_defaults():
+        return _predicted(settings, limit, device)
+
+
+def _predicted(settings: Settings, limit: int | None, device: torch.device) -> Prediction:
     made = job(settings)
     peak, categories = tracked(settings, made, device)
     fits = {}

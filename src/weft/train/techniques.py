@@ -14,6 +14,19 @@ AMP_DTYPE = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @contextlib.contextmanager
+def usual_defaults() -> Iterator[None]:
+    """New tensors on the CPU and in float32 unless said otherwise, whatever ``torch.set_default_device`` and
+    ``torch.set_default_dtype`` of the caller say."""
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with contextlib.nullcontext() if device.type == "cpu" else torch.device("cpu"):
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+
+
+@contextlib.contextmanager
 def backends(settings: Settings) -> Iterator[None]:
     """PyTorch's global switches for a run; as they were afterwards."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
