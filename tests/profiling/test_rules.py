@@ -329,7 +329,9 @@ def test_two_profiles_compared():
         ("aten::relu", "gone", -0.05),
         ("aten::gelu", "new", 0.05),
     }
-    assert comparison.compare(made(100, "a", 20), made(102, "a", 20)).changes[0].verdict == "same"
+    for before, after, verdict in ((100, 102, "same"), (1, 5, "same"), (1, 7, "slower"), (7, 1, "faster")):
+        changes = comparison.compare(made(before, "a", 20), made(after, "a", 20)).changes
+        assert {c.operator: c.verdict for c in changes} == {"aten::mm": verdict, "a": "same"}
     with pytest.raises(ValueError, match="no steps"):
         t = MadeTrace()
         t.kernel(0, 10, 5)

@@ -5,7 +5,8 @@ from typing import Any
 
 from weft.profiling.tables import Profile
 
-SAME = 0.05  # relative change below which an operator is called unchanged
+SAME = 0.05  # relative change up to which an operator is called unchanged
+LEAST_MS = 0.005  # and change in milliseconds: kernels of a microsecond vary by half of it
 
 
 @dataclass
@@ -79,6 +80,6 @@ def _verdict(before: float | None, after: float | None) -> str:
         return "new"
     if after is None:
         return "gone"
-    if abs(after - before) <= SAME * max(before, after):
+    if abs(after - before) <= max(SAME * max(before, after), LEAST_MS):
         return "same"
     return "faster" if after < before else "slower"

@@ -84,10 +84,10 @@ def append(
                     sin_d, R, D, D_COLS, INTERLEAVED)  # fmt: skip
         k_at = k_cache_ptr + outer * kc_b + h.to(tl.int64) * kc_h + row * kc_s
         put(x, k_at, inside, kc_d, k_scale_ptr, h, k_scale_h, D, D_COLS, FORMAT, HARDWARE)
-    else:
+    else:  # y, not x: the compiler wants a name that both branches set in one shape
         h = ((block - q_blocks - blocks) * ROWS + tl.arange(0, ROWS))[:, None]
         inside = (h < heads) & there
-        x = rotated(v_ptr + b * v_b + h.to(tl.int64) * v_h + tl.cast(t, tl.int64) * v_t, inside, v_d, cos_ptr, sin_ptr, cos_d,
+        y = rotated(v_ptr + b * v_b + h.to(tl.int64) * v_h + tl.cast(t, tl.int64) * v_t, inside, v_d, cos_ptr, sin_ptr, cos_d,
                     sin_d, 0, DV, DV_COLS, INTERLEAVED)  # fmt: skip
         v_at = v_cache_ptr + outer * vc_b + h.to(tl.int64) * vc_h + row * vc_s
-        put(x, v_at, inside, vc_d, v_scale_ptr, h, v_scale_h, DV, DV_COLS, FORMAT, HARDWARE)
+        put(y, v_at, inside, vc_d, v_scale_ptr, h, v_scale_h, DV, DV_COLS, FORMAT, HARDWARE)

@@ -15,7 +15,7 @@ from weft.operators.attention.decode_function import TRITON, by_operator, called
 from weft.operators.attention.decode_function import choose as choose_of
 from weft.operators.attention.decode_mistakes import MISTAKES
 from weft.operators.attention.decode_peers import fa3, flashinfer, in_torch
-from weft.operators.attention.decode_points import AXES, OPTIONS, cost, inputs
+from weft.operators.attention.decode_points import AXES, OPTIONS, cost, inputs, result_terms
 from weft.operators.attention.decode_reference import decode
 from weft.operators.call import Choice, traced
 
@@ -24,7 +24,7 @@ LLAMA = {"H": 32, "S": 1, "D": 128, "kv_heads": 8}  # Llama-3 8B
 
 # Terms: products over a head dim, as much larger as q is (a score's error is its probability's relative one), then over keys.
 # Probabilities are rounded to q's dtype before they are multiplied.
-TOLERANCE = Tolerance(ulps=2.0, terms=lambda w: w["D"] * w.option("times", 1) ** 2 + w["T"])
+TOLERANCE = Tolerance(ulps=2.0, terms=lambda w: w["D"] * w.option("times", 1) ** 2 + w["T"], scale=result_terms)
 
 decode_attention = Operator(
     name=NAME,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from weft.definition import BYTES, Cost, Workload
 from weft.operators.attention.decode_function import decode_plan
-from weft.operators.attention.decode_reference import positions
+from weft.operators.attention.decode_reference import decode, dequantized, gathered, known, positions
 from weft.operators.attention.points import OPTIONS as EVERY
 from weft.operators.random_inputs import random_tensor
 
@@ -155,3 +155,20 @@ def cost(w: Workload, direction: str) -> Cost:
     lse = 4 * b * h * s if w.option("lse") else 0
     reads = b * h * s * d * size + keys * groups * (d + dv) * of_cache
     return Cost(reads, b * h * s * dv * size + lse, {w.dtype: 2.0 * h * pairs * (d + dv)}, special_ops=h * pairs)
+
+
+def result_terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+    """A row's root mean square of the output, and of a log-sum-exp the size of what it adds up: it errs as its scores do, and a
+    score, a sum of D products, by its products' size. Of one key it is that key's score, which may be next to nothing."""
+    a = {**arguments, "return_lse": True}
+    if "page_table" in a:
+        table, k, v = (a.pop(name) for name in ("page_table", "k_pages", "v_pages"))
+        there = known(table, k.shape[0]).repeat_interleave(k.shape[1], 1)
+        a |= {"there": there, "k": gathered(k, table), "v": gathered(v, table)}
+    of_rows = [t.nan_to_num(neginf=0.0).square().mean(-1, keepdim=True).sqrt().expand_as(t) for t in decode(**a)]
+    if not arguments["return_lse"]:
+        return of_rows[:1]
+    squares = dequantized(a["k"], a["k_scale"], torch.float64).square()
+    of_keys = decode(**a | {"v": squares, "v_scale": None})[0]  # of each column, by the probabilities
+    scale = abs(a["q"].shape[-1] ** -0.5 if a["scale"] is None else a["scale"])
+    return [of_rows[0], of_rows[1].maximum(scale * (a["q"].square() * of_keys).sum(-1).sqrt())]

@@ -537,6 +537,7 @@ FORWARD = Dispatch(
         lambda c: c.traced,
         "traced: one operator for the compiler, whose kernel is chosen when it runs",
         forward_launch,
+        unsupported,
     ),
     Route(
         "hopper",

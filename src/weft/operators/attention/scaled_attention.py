@@ -98,6 +98,29 @@ def cost(w: Workload, direction: str) -> Cost:
     return Cost(reads, of.writes, {"fp8": sum(of.matrix_flops.values())}, special_ops=of.special_ops)
 
 
+# Probabilities are rounded to fp16; tensor cores add fp8 products to 14 bits: n of them err as 4⁹ n would in fp32.
+
+
+def rounding(dtype: dtype) -> float:
+    return max(torch.finfo(dtype).eps, 2.0**-10)
+
+
+def result_terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Tensor]:
+    """A row's root mean square. A probability errs by as much of itself as its score errs, and a score by 14 bits of its
+    products' size: where the scales make scores larger than 1, so does the tolerance's share for sums."""
+    named = {n: a for n, a in arguments.items() if n not in ("q", "k", "v", "dtype")}
+    q, k, v = dequantised(*(arguments[n] for n in "qkv"), named)
+    out = attention_reference(q, k, v, **named)
+    o, *lse = out if isinstance(out, tuple) else (out,)
+    rows = [t.nan_to_num(neginf=0.0).square().mean(-1, keepdim=True).sqrt().expand_as(t) for t in (o, *lse)]
+    of_keys = attention_reference(q, k, k.square(), **named | {"return_lse": False})
+    scale = abs(q.shape[-1] ** -0.5 if named["scale"] is None else named["scale"])
+    size = scale * (q.square() * of_keys).sum(-1, keepdim=True).sqrt()
+    rounded = 2 * rounding(arguments["dtype"])
+    added = 1.4 * (4**9 * q.shape[-1]) ** 0.5 * torch.finfo(torch.float32).eps
+    return [rows[0] * (rounded + added * size.clamp(min=1)) / (rounded + added), *rows[1:]]
+
+
 def _other_scale(name: str) -> Mutant:
     return Mutant(f"{name} of a neighbour", mutants.changed(reference, **{name: lambda s: s.roll(1) * 1.05}))
 
@@ -117,9 +140,11 @@ scaled_attention = Operator(
         "ahead": range(2**16),
         "scales": ("one", "heads", "batches"),
     },
-    # probabilities are rounded to fp16; tensor cores add fp8 products to 14 bits: n of them err as 4⁹ n would in fp32
     tolerance=Tolerance(
-        ulps=2.0, eps=lambda w: max(torch.finfo(torch_dtype(w.dtype)).eps, 2.0**-10), terms=lambda w: 4**9 * w["D"] + w["T"]
+        ulps=2.0,
+        eps=lambda w: rounding(torch_dtype(w.dtype)),
+        terms=lambda w: 4**9 * w["D"] + w["T"],
+        scale=result_terms,
     ),
     workloads={
         "verify": [
