@@ -7,6 +7,7 @@ import pytest
 import torch
 from refused import bad, test_it_is_refused_in_words_that_help  # noqa: F401
 from tensors import random, with_memory
+from waits import no_wait
 from where import DEVICE, printed
 
 from weft import ops, registry
@@ -256,17 +257,13 @@ def test_a_compiler_sees_the_layer_without_a_graph_break():
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_layer_waits_for_nothing():
     x, router = random(64, 128).bfloat16(), random(8, 128).bfloat16()
     up, down = random(8, 64, 128).bfloat16(), random(8, 128, 32).bfloat16()
     leaves = [t.requires_grad_() for t in (x, router, up, down)]
     ops.moe_feed_forward(*leaves, 2).sum().backward()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_wait():
         ops.moe_feed_forward(*leaves, 2).sum().backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu

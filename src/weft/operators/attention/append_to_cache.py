@@ -195,6 +195,7 @@ append_to_cache = Operator(
             *(workload("bf16", B=4, G=8, S=2, T=400, D=128, page=16, rotary=128, heads=32, cache=c, scales="heads")
               for c in ("fp8", "int8")),
             *(workload(dtype, B=4, G=8, S=2, T=400, D=128, rotary=64, interleaved=True) for dtype in ("bf16", "fp16", "fp32")),
+            workload("bf16", B=4, G=8, S=2, T=400, D=192, dv=128, rotary=64, heads=32),
         ],
     },
     mutants=[

@@ -14,6 +14,7 @@ from weft.operators.random_inputs import random_tensor
 
 # B batch, H heads of q, G heads of the cache, S queries, T keys that the cache has room for, D and Dv head dims
 
+TIMED = 4096  # keys of caches that are timed: peers multiply what lies behind a length by a probability of 0
 CACHES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 AXES = {
     "B": "batches",
@@ -42,8 +43,8 @@ def lengths_of(w: Workload) -> list[int]:
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
-    """q [B, H, S, D], k [B, G, T, D], v [B, G, T, Dv]; behind a length is NaN. Numbers that are no integers are given in per
-    cent (``scale``, ``softcap``); ``times`` multiplies q."""
+    """q [B, H, S, D], k [B, G, T, D], v [B, G, T, Dv]; behind a length is NaN, but in caches that are timed. Numbers that are
+    no integers are given in per cent (``scale``, ``softcap``); ``times`` multiplies q."""
     (b, t), groups = (w[a] for a in "BT"), w.option("kv_heads", w["H"])
     call: dict[str, Any] = {"q": _queries(w, g, device)}
     for name, width in (("k", w["D"]), ("v", w.option("dv", w["D"]))):
@@ -51,7 +52,7 @@ def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
             x = _drawn(w, g, device, (b, t, groups, width)).transpose(1, 2)
         else:
             x = _drawn(w, g, device, (b, groups, t, width), w.option("layout", "contiguous"))
-        if w.option("lengths") == "uneven" and device != "meta" and not w.option("cache"):
+        if w.option("lengths") == "uneven" and t < TIMED and device != "meta" and not w.option("cache"):
             for n, length in enumerate(lengths_of(w)):
                 x[n, :, length:] = torch.nan
         call[name] = x

@@ -109,7 +109,7 @@ def result_terms(arguments: dict[str, Any], gradients: list[Tensor]) -> list[Ten
     """A row's root mean square. A probability errs by as much of itself as its score errs, and a score by 14 bits of its
     products' size: where the scales make scores larger than 1, so does the tolerance's share for sums."""
     named = {n: a for n, a in arguments.items() if n not in ("q", "k", "v", "dtype")}
-    q, k, v = dequantised(*(arguments[n] for n in "qkv"), named)
+    q, k, v = dequantised(arguments["q"], arguments["k"], arguments["v"], named)
     out = attention_reference(q, k, v, **named)
     o, *lse = out if isinstance(out, tuple) else (out,)
     rows = [t.nan_to_num(neginf=0.0).square().mean(-1, keepdim=True).sqrt().expand_as(t) for t in (o, *lse)]
