@@ -81,6 +81,20 @@ class Kernel:
         self.t.kernels.append({**shown, "trace": done.trace})
         return done.counts
 
+    def set_constant(self, name: str, values: Any) -> None:
+        """Fills a ``__constant__`` array, as the host does by cudaMemcpyToSymbol.
+
+        Raises:
+            Rejected: The file has none of that name and size (stage run).
+        """
+        address, content = self.module.constants.get(name, (0, b""))
+        if len(content) != values.nbytes:
+            kind = f"`__constant__ float {name}[{len(values)}]`"
+            raise Rejected(
+                "run", Text(f"the file has no {kind}, or reads none of it", f"文件里没有 {kind}，或没有读取它")
+            )
+        self.module.constants[name] = address, values.tobytes()
+
     def timed(
         self,
         t: Checks,

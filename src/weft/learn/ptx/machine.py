@@ -18,8 +18,9 @@ from weft.learn.ptx.values import BUFFERS, CONST, LOCAL, POISON, SHARED, SPAN, T
 
 @dataclass
 class Counts:
-    """Of a launch. ``sectors``: 32 bytes of global memory, a warp's access at a time; ``conflicts``: extra passes over
-    shared memory; ``issued``: instructions of warps, ``lanes``: of threads (equal to 32 · issued without divergence)."""
+    """Of a launch. ``sectors``: 32 bytes of global memory, a warp's access at a time; ``conflicts``: extra passes over shared
+    memory; ``constant_replays``: extra passes over constant memory, which gives a warp one word at a time; ``issued``:
+    instructions of warps, ``lanes``: of threads (equal to 32 · issued without divergence)."""
 
     sectors_read: int = 0
     sectors_written: int = 0
@@ -27,6 +28,7 @@ class Counts:
     bytes_written: int = 0
     shared_accesses: int = 0
     conflicts: int = 0
+    constant_replays: int = 0
     atomics_global: int = 0
     atomics_shared: int = 0
     flops: int = 0
@@ -369,7 +371,9 @@ class Machine:
             counts.conflicts += sum(worst.values()) - len(worst)
             if what == "atomic":
                 counts.atomics_shared += len(at)
-        elif memory is not self.constants:
+        elif memory is self.constants:
+            counts.constant_replays += len(np.unique(warps << 40 | address // 4)) - len(np.unique(warps))
+        else:
             sectors = len(np.unique(warps << 48 | address // 32)) if size <= 32 else len(at) * size // 32
             if what == "atomic":
                 counts.atomics_global += len(at)

@@ -24,6 +24,4 @@ def check(learner, t):
 def fast(learner, t):
     m, n = 16384, 4096
     args = [t.randn(m, n, dtype="float16"), 1024]
-    t.timed(
-        learner.row_mean, args, lambda x, _: x.float().mean(1), f"row_mean(x) of {m} x {n}", at_least=0.5, m=m, n=n
-    )
+    t.timed(learner.row_mean, args, lambda x, _: x.float().mean(1), f"row_mean(x) of {m} x {n}", at_least=0.5, m=m, n=n)
