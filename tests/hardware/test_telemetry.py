@@ -2,6 +2,7 @@
 
 import os
 import queue
+import subprocess
 import time
 
 import pytest
@@ -107,6 +108,18 @@ def test_a_driver_that_crashes_costs_one_reading(fake_nvml, reader):
     fake_nvml.heal()
     reader.failed_at = 0
     assert len(reader.read().gpus) == 2
+
+
+def test_a_process_that_cannot_be_ended_is_the_only_one(fake_nvml, reader):
+    reader.stuck = subprocess.Popen(["sleep", "30"], stdin=subprocess.PIPE)  # as one within the driver's code
+    try:
+        found = reader.read()
+        assert f"process {reader.stuck.pid}" in found.problem and "needs a reboot" in found.problem
+    finally:
+        reader.stuck.kill()
+        reader.stuck.communicate()
+    reader.failed_at = 0
+    assert len(reader.read().gpus) == 2 and reader.stuck is None
 
 
 def test_without_a_driver_it_says_why(fake_nvml, monkeypatch):

@@ -92,6 +92,9 @@ GPU_READINGS = (
     Reading("DCGM_FI_DEV_DEC_UTIL", "Decoder utilization (in %).", _of("decoder_util_percent")),
     Reading("DCGM_FI_DEV_FB_RESERVED", "Memory that the driver reserves (in MiB).", _mib("memory_reserved_bytes")),
     Reading("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "Why clocks are lowered (bits of NVML).", _of("throttle_bits")),
+    Reading("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "The same, as DCGM 3 names it.", _of("throttle_bits")),
+    Reading("DCGM_FI_DEV_PCIE_LINK_GEN", "PCIe generation in use.", _of("pcie_generation")),
+    Reading("DCGM_FI_DEV_PCIE_LINK_WIDTH", "PCIe lanes in use.", _of("pcie_width")),
     Reading("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "PCIe retries.", _of("pcie_replays"), True),
     Reading("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "Corrected ECC errors since load.", _of("ecc_corrected_volatile"), True),
     Reading("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "Uncorrected ECC errors since load.", _of("ecc_uncorrected_volatile"), True),
@@ -111,7 +114,6 @@ GPU_READINGS = (
     Reading("weft_gpu_pcie_received_bytes_total", "Bytes received over PCIe.", _of("pcie_rx_bytes"), True),
     Reading("weft_gpu_nvlink_transmitted_bytes_total", "Bytes sent over all NVLinks.", _of("nvlink_tx_kib", 1024), True),
     Reading("weft_gpu_nvlink_received_bytes_total", "Bytes received over all NVLinks.", _of("nvlink_rx_kib", 1024), True),
-    Reading("weft_gpu_pcie_link_width", "PCIe lanes in use.", _of("pcie_width")),
     Reading("weft_gpu_nvlinks_active", "NVLinks that are up.", _of("nvlinks_active")),
 )  # fmt: skip
 DEVICE_READINGS = (  # of GPUs and of MIG devices

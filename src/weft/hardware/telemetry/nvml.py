@@ -229,7 +229,8 @@ class Nvml:
         self.nvml.nvmlInit()
         self.constant: dict[int, dict[str, Any]] = {}  # GPU → what never changes while the driver is loaded
         self.samples: dict[str, Any] = {}  # UUID → last GPM sample
-        self.identity: dict[int, tuple[str, str]] = {}  # handle → UUID and PCI address
+        self.identity: dict[int, tuple[str, str]] = {}  # handle → UUID and PCI address, also of GPUs that are lost
+        self.present: set[str] = set()  # UUIDs that answer
         self.changed = threading.Event()  # GPUs came or went: event sets must be made anew
 
     def snapshot(self) -> Snapshot:
@@ -244,11 +245,9 @@ class Nvml:
         except nvml.NVMLError as error:
             found.problem = f"NVML does not count the GPUs: {error}"
             return found
-        before = dict(self.identity)
-        self.identity.clear()
-        for index in range(count):
-            found.gpus.append(self.gpu(index))
-        if before and before != self.identity:
+        found.gpus = [self.gpu(index) for index in range(count)]
+        before, self.present = self.present, {gpu.uuid for gpu in found.gpus if not gpu.problem}
+        if before and before != self.present:
             self.changed.set()
         return found
 
@@ -343,8 +342,8 @@ class Nvml:
     def processes(self, handle: Any) -> Iterator[Process]:
         nvml, use = self.nvml, {}
         with contextlib.suppress(nvml.NVMLError):
-            for sample in nvml.nvmlDeviceGetProcessUtilization(handle, 0):
-                use[sample.pid] = sample.smUtil
+            samples = nvml.nvmlDeviceGetProcessUtilization(handle, 0)  # several of a process: the newest counts
+            use = {s.pid: s.smUtil for s in sorted(samples, key=lambda s: s.timeStamp)}
         for kind, list_processes in (
             ("C", nvml.nvmlDeviceGetComputeRunningProcesses),
             ("G", nvml.nvmlDeviceGetGraphicsRunningProcesses),

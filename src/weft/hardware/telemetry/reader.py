@@ -34,6 +34,7 @@ class Reader:
         self.timeout_s, self.on_xid = timeout_s, on_xid
         self.lock = threading.Lock()
         self.process: subprocess.Popen[str] | None = None
+        self.stuck: subprocess.Popen[str] | None = None  # was killed, and has not ended
         self.answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self.failures = 0
         self.failed_at = 0.0
@@ -77,6 +78,13 @@ class Reader:
     def _start(self) -> "subprocess.Popen[str] | None":
         if self.failures and time.monotonic() < self.failed_at + min(2.0 ** (self.failures - 1), LONGEST_WAIT_S):
             return None
+        if self.stuck is not None and self.stuck.poll() is None:  # one such process is enough
+            pid = self.stuck.pid
+            self._failed(
+                f"process {pid}, which read NVML, cannot be ended: the driver is stuck, the machine needs a reboot"
+            )
+            return None
+        self.stuck = None
         path = os.pathsep.join([str(SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.answers = queue.Queue()
         try:
@@ -96,9 +104,12 @@ class Reader:
         return self.process
 
     def _listen(self, lines: IO[str], answers: "queue.Queue[dict[str, Any] | None]") -> None:
-        with lines, contextlib.suppress(ValueError):  # ended within a line
+        with lines:
             for line in lines:
-                message = json.loads(line)
+                try:
+                    message = json.loads(line)
+                except ValueError:  # what a library prints; or the process ended within a line
+                    continue
                 if "xid" in message and self.on_xid:
                     self.on_xid(Xid(**message["xid"]))
                 elif "snapshot" in message:
@@ -125,6 +136,7 @@ class Reader:
         try:  # a process that is stuck inside the driver cannot be killed at once
             return process.wait(timeout=1)
         except subprocess.TimeoutExpired:
+            self.stuck = process
             return status
 
 
