@@ -7,6 +7,8 @@ import pytest
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
-@pytest.fixture(autouse=True)
-def _not_interpreted(monkeypatch):
-    monkeypatch.setattr("weft.operators.call.INTERPRETING", False)
+@pytest.fixture(autouse=True, scope="module")  # ahead of fixtures that run a model
+def _not_interpreted():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("weft.operators.call.INTERPRETING", False)
+        yield

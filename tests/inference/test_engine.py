@@ -1,0 +1,218 @@
+"""The engine: what is in the batch, the cache and the queue changes nothing of what a request gets."""
+
+import random
+
+import pytest
+import tiny
+import torch
+
+import weft
+from weft.inference.cache import Blocks
+from weft.inference.checkpoint import Folder
+from weft.inference.config import read_config
+from weft.inference.engine import Engine, EngineConfig
+from weft.inference.model import Decoder
+
+GREEDY = weft.SamplingParameters(max_tokens=12, temperature=0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    return path, tiny.folder(path)
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return Decoder(read_config(folder[0]), Folder(folder[0]), torch.device("cpu"), torch.float32)
+
+
+def engine_of(model, tokenizer=None, draft=None, **sizes):
+    sizes = {"cache_tokens": 4096, "most_sequences": 16, "most_tokens": 64, **sizes}
+    return Engine(model, tokenizer, EngineConfig(**sizes), draft=draft)
+
+
+def run(engine, prompts, parameters=GREEDY, most_steps=2000):
+    """Tokens of each prompt."""
+    each = parameters if isinstance(parameters, list) else [parameters] * len(prompts)
+    for i, (prompt, p) in enumerate(zip(prompts, each, strict=True)):
+        engine.add(str(i), prompt, p)
+    found = {str(i): [] for i in range(len(prompts))}
+    for _ in range(most_steps):
+        for output in engine.step():
+            found[output.request_id] += output.token_ids
+        if not engine.busy():
+            assert engine.blocks.used == 0 and not engine.scheduler.running and len(engine.scheduler.slots) == 16
+            return [found[str(i)] for i in range(len(prompts))]
+    raise AssertionError("the engine does not come to an end")
+
+
+def alone(model, prompts, parameters=GREEDY):
+    each = parameters if isinstance(parameters, list) else [parameters] * len(prompts)
+    plain = {"overlap": False, "prefix_caching": False, "most_tokens": 4096}
+    return [run(engine_of(model, **plain), [prompt], p)[0] for prompt, p in zip(prompts, each, strict=True)]
+
+
+def prompts_of(*lengths, seed=0):
+    choose = random.Random(seed)
+    return [[choose.randrange(300) for _ in range(n)] for n in lengths]
+
+
+@pytest.fixture(scope="module")
+def mixed(model):
+    """Prompts of all lengths around a block's, some with a common beginning, and what each gets alone."""
+    prompts = prompts_of(1, 2, 15, 16, 17, 31, 32, 33, 48, 64, 100)
+    prompts += [prompts[9], prompts[9][:32], [*prompts[9][:33], 5], prompts[10][:64] + prompts[2]]
+    return prompts, alone(model, prompts)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("budget", [7, 64, 4096])
+def test_batches_and_chunks_change_nothing(model, mixed, overlap, budget):
+    prompts, expected = mixed
+    engine = engine_of(model, overlap=overlap, most_tokens=budget)
+    assert run(engine, prompts) == expected
+    hits = engine.stats.prefix_hits
+    assert run(engine, prompts) == expected  # all beginnings are cached now
+    assert engine.stats.prefix_hits - hits >= sum((len(p) - 1) // 16 * 16 for p in prompts)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("cache", [128, 160, 256])
+def test_preempted_sequences_get_what_they_would_have(model, mixed, overlap, cache):
+    prompts, expected = mixed
+    engine = engine_of(model, overlap=overlap, cache_tokens=cache)
+    assert run(engine, prompts) == expected
+    assert engine.stats.preemptions > 0
+    assert run(engine, prompts) == expected
+
+
+def test_preempted_sequences_hit_the_cache(model):
+    prompts = prompts_of(48, 48)
+    expected = alone(model, prompts, weft.SamplingParameters(max_tokens=40, temperature=0))
+    engine = engine_of(model, cache_tokens=8 * 16)  # both fit, until each needs a fifth block
+    assert run(engine, prompts, weft.SamplingParameters(max_tokens=40, temperature=0)) == expected
+    assert engine.stats.preemptions >= 1 and engine.stats.prefix_hits > 0
+
+
+def test_a_cached_block_is_found_by_its_tokens_and_what_is_before_it():
+    blocks = Blocks(4, 2)
+    (a, b) = blocks.take((), 2)
+    blocks.publish(a, None, (1, 2))
+    blocks.publish(b, a, (3, 4))
+    assert blocks.match([1, 2, 3, 4, 5]) == [a, b]
+    assert blocks.match([1, 2, 3, 4]) == [a]  # the last token is always computed
+    assert blocks.match([3, 4, 3, 4, 5]) == [] and blocks.match([1, 2, 3, 5, 5]) == [a]
+    assert blocks.match([1, 2, 3, 4, 5], root=7) == []
+    blocks.give_back([a, b])
+    assert blocks.take((), 5) is None and blocks.used == 0
+    assert blocks.take([a, b], 3) is None and blocks.take([a, b], 2) is not None
+    blocks.give_back([0, 1, 2, 3])
+    blocks.take((), 3)  # of two that hold something the one behind goes first: without its beginning it is worthless
+    assert blocks.match([1, 2, 3, 4, 5]) == [a]
+
+
+def test_random_operations_keep_the_books():
+    choose, blocks, held = random.Random(0), Blocks(12, 2), []
+    for _ in range(2000):
+        if held and choose.random() < 0.5:
+            blocks.give_back(held.pop(choose.randrange(len(held))))
+        else:
+            tokens = [choose.randrange(2) for _ in range(choose.randrange(1, 9))]
+            shared = blocks.match(tokens)
+            got = blocks.take(shared, blocks.blocks_for(len(tokens)) - len(shared))
+            if got is not None:
+                held.append(got)
+                for i in range(len(shared), len(tokens) // 2):
+                    blocks.publish(got[i], got[i - 1] if i else None, tuple(tokens[2 * i : 2 * i + 2]))
+        owners = [sum(block in each for each in held) for block in range(12)]
+        assert owners == blocks.owners and {b for b in range(12) if not owners[b]} == {*blocks.free}
+        assert {b: k for k, b in blocks.found.items()} == {b: k for b, k in enumerate(blocks.key) if k is not None}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_abort_in_every_state(model, overlap):
+    prompts = prompts_of(100, 20, 20, 20)
+    expected = alone(model, prompts)
+    for steps in range(8):  # waiting, in the middle of a prompt, decoding, with a step in flight
+        engine = engine_of(model, overlap=overlap, most_sequences=16, cache_tokens=256, most_tokens=32)
+        for i, prompt in enumerate(prompts):
+            engine.add(str(i), prompt, GREEDY)
+        found = {str(i): [] for i in range(4)}
+        reasons = {}
+        for step in range(200):
+            if step == steps:
+                for gone in ("0", "2", "nonsense"):
+                    engine.abort(gone)
+                    engine.abort(gone)
+            for output in engine.step():
+                assert reasons.get(output.request_id) is None
+                found[output.request_id] += output.token_ids
+                reasons[output.request_id] = output.finish_reason
+        assert not engine.busy() and engine.blocks.used == 0
+        assert reasons == {"0": "abort", "1": "length", "2": "abort", "3": "length"}
+        assert [found["1"], found["3"]] == [expected[1], expected[3]]
+        assert all(expected[i][: len(found[str(i)])] == found[str(i)] for i in (0, 2))
+        engine.add("0", prompts[0], GREEDY)  # its name is free
+
+
+def test_what_can_never_run_is_refused(model):
+    engine = engine_of(model, cache_tokens=64)
+    for prompt, why in (
+        ([], "at least one"),
+        ([1, -1], "token -1"),
+        ([300], "0 … 299"),
+        ([True], "token True"),
+        ([1] * 64, "64 tokens; expected at most 63"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            engine.add("a", prompt, GREEDY)
+    engine.add("a", [1], GREEDY)
+    with pytest.raises(ValueError, match="there already"):
+        engine.add("a", [1], GREEDY)
+    engine.abort("a")
+    assert not engine.scheduler.waiting
+    (tokens,) = run(
+        engine_of(model, cache_tokens=64), [[1] * 50], weft.SamplingParameters(max_tokens=None, temperature=0)
+    )
+    assert len(tokens) == 14  # the cache is full then
+    (tokens,) = run(engine_of(model), [[1] * 250], weft.SamplingParameters(max_tokens=None, temperature=0))
+    assert len(tokens) == 6  # the model's longest sequence
+
+
+def test_end_tokens(model, folder, mixed):
+    prompts, expected = mixed
+    end = expected[0][5]
+    p = weft.SamplingParameters(max_tokens=20, temperature=0, stop_token_ids=(end,))
+    for overlap in (False, True):
+        got = run(engine_of(model, overlap=overlap), prompts[:3], p)
+        assert got == [e[: e.index(end) + 1] if end in e else e for e in expected[:3]]
+
+
+INVARIANT = (1, 2, 15, 33, 70)
+
+
+@pytest.mark.parametrize("others", [3, pytest.param(254, marks=pytest.mark.long), pytest.param(255, marks=pytest.mark.long),
+                                    pytest.param(256, marks=pytest.mark.long)])  # fmt: skip
+def test_batch_invariant_logits_do_not_depend_on_the_batch(folder, others):
+    path, _ = folder
+    decoder = Decoder(read_config(path), Folder(path), torch.device("cpu"), torch.float32, invariant=True)
+    p = weft.SamplingParameters(max_tokens=8, temperature=0, ignore_eos=True, logprobs=5)
+    choose = random.Random(others)
+    watched = prompts_of(*INVARIANT)[choose.randrange(5)]
+    prompts = prompts_of(*(choose.randrange(1, 40) for _ in range(others)), seed=1)
+    at = choose.randrange(others)
+    prompts.insert(at, watched)
+    results = []
+    for batch, cache in (([watched], 4096), (prompts, 4096), (prompts, 1024)):  # the last one preempts
+        engine = Engine(
+            decoder, None, EngineConfig(cache, most_sequences=len(prompts), most_tokens=300, invariant=True)
+        )
+        where = at if len(batch) > 1 else 0
+        for i, prompt in enumerate(batch):
+            engine.add(str(i), prompt, p)
+        found = []
+        while engine.busy():
+            found += [x for o in engine.step() if o.request_id == str(where) for x in o.logprobs]
+        results.append(found)
+    assert len(results[0]) == 8 and results[0] == results[1] == results[2]  # to the last bit
