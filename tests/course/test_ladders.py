@@ -82,7 +82,6 @@ def test_a_rung_is_right(run, name, number):
         ("cumsum", 2, "        __syncthreads();\n        part[t] += left;", "        part[t] += left;"),
         ("cumsum", 3, "for (int d = THREADS / 4; d;", "for (int d = THREADS / 8; d;"),
         ("cumsum", 6, "s.before + (blockIdx.x ? sums[blockIdx.x - 1] : 0.f)", "s.before"),
-        ("cumsum", 7, "all_before + before[k]", "before_tile + before[k]"),
         ("spmv", 4, "    else atomicAdd(y + row, sum);", "    else y[row] = sum;"),
         ("spmv", 5, "const int from = max(offsets[row], begin)", "const int from = offsets[row]"),
         ("histogram", 4, "threadIdx.x / 32 * BINS : bins;", "threadIdx.x / 64 * BINS : bins;\n  if (RUNG == 4) mine[0]++;"),
@@ -124,7 +123,15 @@ def test_counters_move_as_the_rungs_say(run):
     assert c["conflicts"][1] > 0 == c["conflicts"][4]
 
 
-@pytest.mark.parametrize("edit", [("", ""), ("if (running) break;", "break;"), ("(1u << lane) - 1", "1u << lane")])
+@pytest.mark.parametrize(
+    "edit",
+    [
+        ("", ""),
+        ("if (running) break;", "break;"),
+        ("(1u << lane) - 1", "1u << lane"),
+        ("before_tile + before_warp", "before_tile"),
+    ],
+)
 def test_a_tile_looks_back_over_those_that_have_published_their_sums_alone(run, monkeypatch, edit):
     """The interpreter runs blocks one after another, so states are set by hand: of 40 tiles the first has its running sum."""
     size, tiles = cumsum.THREADS * 4 * cumsum.VECTORS, 41

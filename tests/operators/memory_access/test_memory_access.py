@@ -11,8 +11,10 @@ from weft import ops, registry
 from weft.bench.compare import Bench
 from weft.definition import workload
 from weft.hardware.ceilings import Ceilings
+from weft.learn import cuda, ptx
 from weft.operators import memory_access
-from weft.operators.memory_access import shared_memory_access, strided_access, vectorized_access
+from weft.operators.cuda import CudaPlan
+from weft.operators.memory_access import histogram, shared_memory_access, strided_access, vectorized_access
 from weft.operators.memory_access.machine import Machine
 
 pytestmark = pytest.mark.device
@@ -73,6 +75,26 @@ def test_records_carry_the_prediction():
     other = registry.get("vector_add")
     records = bench.compare(other, workload("fp32", N=2**16), "forward", [other.find("torch")])
     assert "predicted_share" not in records[0].details
+
+
+def test_the_cuda_histogram_interpreted_is_the_reference(monkeypatch):
+    pytest.importorskip("cuda.bindings")
+
+    def interpreted(plan, *tensors):
+        module, entry = cuda._compiled(plan.source.read_text(encoding="utf-8"), plan.expression)
+        args = [*(t.numpy() for t in tensors), *(s.value for s in plan.scalars)]
+        done = ptx.launch(module, entry, plan.grid, (plan.block,), args, ("x", "y", "n"))
+        assert not done.problems
+
+    monkeypatch.setattr(CudaPlan, "__call__", interpreted)
+    for n in (1, 1500):
+        x = torch.cat(
+            [torch.rand(n, generator=torch.Generator().manual_seed(n)), torch.tensor([1.0, -0.1, 1.1, math.nan])]
+        )
+        y = histogram.result(x)
+        histogram.cuda_plan(x)(x, y)
+        assert y.equal(histogram.reference(x)) and y.sum() == n + 1
+    assert histogram.cuda_declines(x[1:]) and histogram.cuda_declines(x.half()) and not histogram.cuda_declines(x)
 
 
 REFUSED = [

@@ -1,5 +1,6 @@
 // The ladder of a sparse matrix times a vector. y[row] = Σ values[i] · x[columns[i]] over offsets[row] ≤ i < offsets[row + 1]; CSR, fp32,
-// int32. What changes is which threads take which elements.
+// int32. What changes is which threads take which elements. Threads add in fp64: a row may have a million elements, and one after the
+// other in fp32 they would lose digits.
 constexpr int THREADS = 256;  // of a block, in every rung
 constexpr int PIECE = 8 * THREADS;  // elements of a block in the last rungs
 
@@ -8,9 +9,9 @@ constexpr int PIECE = 8 * THREADS;  // elements of a block in the last rungs
 __global__ void ladder_scalar(const int *offsets, const int *columns, const float *values, const float *x, float *y, int M) {
   const int row = blockIdx.x * THREADS + threadIdx.x;
   if (row >= M) return;
-  float sum = 0.f;
+  double sum = 0.;
   for (int i = offsets[row]; i < offsets[row + 1]; i++) sum += values[i] * x[columns[i]];
-  y[row] = sum;
+  y[row] = float(sum);
 }
 
 // ---- 2. vector: one warp a row: neighbouring lanes read neighbouring elements; most lanes idle in rows of fewer than 32. -----------
@@ -19,9 +20,10 @@ __global__ void ladder_scalar(const int *offsets, const int *columns, const floa
 template <int LANES>
 __global__ void ladder_lanes(const int *offsets, const int *columns, const float *values, const float *x, float *y, int M) {
   const int row = (blockIdx.x * THREADS + threadIdx.x) / LANES, lane = threadIdx.x % LANES;
-  float sum = 0.f;
+  double mine = 0.;
   if (row < M)
-    for (int i = offsets[row] + lane; i < offsets[row + 1]; i += LANES) sum += values[i] * x[columns[i]];
+    for (int i = offsets[row] + lane; i < offsets[row + 1]; i += LANES) mine += values[i] * x[columns[i]];
+  float sum = float(mine);
   for (int step = LANES / 2; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);  // all lanes, also past the end
   if (row < M && lane == 0) y[row] = sum;
 }
@@ -54,8 +56,9 @@ __global__ void ladder_pieces(const int *offsets, const int *columns, const floa
   const int lanes = by_warp ? 32 : 1, lane = threadIdx.x % lanes;
   for (int row = rows[0] + threadIdx.x / lanes; row <= rows[1]; row += THREADS / lanes) {
     const int from = max(offsets[row], begin), to = min(offsets[row + 1], end);
-    float sum = 0.f;
-    for (int i = from + lane; i < to; i += lanes) sum += product[i - begin];
+    double mine = 0.;
+    for (int i = from + lane; i < to; i += lanes) mine += product[i - begin];
+    float sum = float(mine);
     if (by_warp)
       for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
     if (lane) continue;

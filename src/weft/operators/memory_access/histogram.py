@@ -1,5 +1,7 @@
 """``histogram(x)``: how often elements fall into each of 256 bins: scattered additions, on which threads meet."""
 
+import ctypes
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,13 +10,16 @@ import triton.language as tl
 from torch import Tensor
 
 from weft.definition import Cost, Mutant, Operator, Workload, workload
+from weft.operators.cuda import CudaPlan, pointer_aligned
 from weft.operators.launch import Plan, multiprocessors
-from weft.operators.memory_access.pattern import LARGEST, OPTIONS, Pattern, call, define, implement
+from weft.operators.memory_access.pattern import LARGEST, OPTIONS, THREADS, Pattern, call, define, implement
 from weft.operators.random_inputs import random_tensor
 
 BINS = 256
 BLOCK = 2048  # elements that a program counts at a time
 PROGRAMS = 8  # a multiprocessor
+SOURCE = Path(__file__).parent / "histogram.cu"
+BLOCKS = 6  # of the CUDA kernel, a multiprocessor
 
 
 def reference(x: Tensor) -> Tensor:
@@ -41,6 +46,17 @@ def plan(x: Tensor) -> Plan:
     return Plan(count_bins, (programs,), (x.numel(),), {"BINS": BINS, "BLOCK": BLOCK})
 
 
+def cuda_plan(x: Tensor) -> CudaPlan:
+    blocks = min(triton.cdiv(x.numel(), 4 * THREADS), BLOCKS * multiprocessors(x.device))
+    return CudaPlan(SOURCE, "count_bins", (blocks, 1), THREADS, (ctypes.c_longlong(x.numel()),))
+
+
+def cuda_declines(x: Tensor) -> str:
+    if x.dtype != torch.float32 or not pointer_aligned(x):
+        return "the CUDA kernel takes float32 that begins on 16 bytes"
+    return ""
+
+
 def result(x: Tensor) -> Tensor:
     return torch.zeros(BINS, dtype=torch.int32, device=x.device)
 
@@ -60,7 +76,7 @@ def cost(w: Workload, direction: str) -> Cost:
     return Cost(reads=w["N"] * w.bytes_per_element, writes=BINS * 4)
 
 
-pattern = Pattern("histogram", reference, plan, result=result)
+pattern = Pattern("histogram", reference, plan, cuda_plan, result=result, cuda_declines=cuda_declines)
 
 histogram = Operator(
     **{

@@ -46,6 +46,7 @@ class Pattern:
     declines: Callable[..., str] = lambda *tensors: (
         ""
     )  # why kernels do not take them, besides strides ("" when they do)
+    cuda_declines: Callable[..., str] = lambda *tensors: ""  # why the CUDA kernel alone does not
 
     def lowered(self, *args: Any, **named: Any) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
         """The arguments of a call, checked, as tensors and options of a plan."""
@@ -95,7 +96,9 @@ def declined(c: Access) -> str:
 
 
 def no_cuda(c: Access) -> str:
-    return "Triton's kernel has this pattern too" if c.pattern.cuda is None else declined(c)
+    if c.pattern.cuda is None:
+        return "Triton's kernel has this pattern too"
+    return declined(c) or c.pattern.cuda_declines(*c.tensors)
 
 
 FORWARD = Dispatch(
@@ -104,8 +107,10 @@ FORWARD = Dispatch(
     Route("torch", lambda c: c.empty, "an empty result: nothing to launch"),
     Route("torch", lambda c: bool(scattered(c)), STRIDED),
     Route("torch", lambda c: bool(declined(c)), "blocks of other sizes than powers of two up to 2048 elements"),
-    Route("cuda", lambda c: not INTERPRETING and c.options[0] < 32,  # a stride of 32 has all lanes wait for one bank
-          "data in shared memory, which Triton would read from L1", lambda c: c.pattern.cuda(*c.tensors, *c.options), no_cuda),
+    # a stride of 32 has all lanes wait for one bank
+    Route("cuda", lambda c: not INTERPRETING and not any(stride == 32 for stride in c.options),
+          "data in shared memory, which Triton would read from L1 or count in smaller tiles",
+          lambda c: c.pattern.cuda(*c.tensors, *c.options), no_cuda),
     Route("triton", lambda c: True, "contiguous tensors: the pattern is the kernel's own",
           lambda c: c.pattern.triton(*c.tensors, *c.options), declined),
 )  # fmt: skip
