@@ -4,11 +4,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 from rendered_slurm import slurm
 from slurm_cluster import missing, wait
-from where import ROOT
+from where import ROOT, plain_environment
 
 from weft.cluster.files.text import TraceError
 from weft.deploy import rendering
@@ -76,6 +77,38 @@ def test_a_real_slurm_takes_the_files_and_runs_jobs_on_fake_gpus(tmp_path):
         assert running.job(moved)["Priority"] != "0"  # not held; Slurm waits two minutes by itself
         running.command("scontrol", "update", f"JobId={moved}", "StartTime=now")
         assert running.ended(moved)["NodeList"] == "h100-1"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(missing()), reason=missing())
+@pytest.mark.skipif(os.geteuid() != 0, reason="a prolog runs as root")
+def test_weft_launch_on_a_real_slurm(tmp_path):
+    """A gang of two nodes meets, one rank fails, torchrun starts all again, and the log is followed to the end."""
+    pytest.importorskip("torch")
+    with slurm(rendered(tmp_path, SMALL)) as running:
+        program = (
+            "import os, sys, time; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], flush=True); "
+        )
+        program += (
+            "first = not os.path.exists('failed'); first and time.sleep(60 if os.environ['RANK'] == '0' else 2); "
+        )
+        program += "first and open('failed', 'w'); sys.exit(first)"  # the other one waits, as in a collective
+        (tmp_path / "program.py").write_text(program)
+        (tmp_path / "job.yaml").write_text(
+            f"command: {sys.executable} {tmp_path}/program.py\nid: gang\nprocesses: 1\nnodes: 2\nretries: 1\npool: h100\ngpus: 4\n"
+        )
+        torchrun = running.folder / "bin/torchrun"
+        torchrun.write_text(f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n')
+        torchrun.chmod(0o755)
+        words = [sys.executable, "-m", "weft", "launch", "job.yaml", "--to", "slurm", "--cluster", "cluster.yaml"]
+        environment = plain_environment(**running.environment, OMP_NUM_THREADS="1")
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=50)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert sorted(set(re.findall(r"rank \d of \d", done.stdout))) == ["rank 0 of 2", "rank 1 of 2"]
+        assert "exitcode  : 1" in done.stdout or "failed (exitcode: 1)" in done.stdout  # it did fail once
+        (tmp_path / "job.yaml").write_text("command: 'false'\nid: bad\npool: h100\n")
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1 and "ended as FAILED, exit code 1:0" in done.stderr
 
 
 def test_quotas_are_limits_of_accounts(tmp_path):

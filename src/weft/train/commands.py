@@ -21,14 +21,6 @@ def register(app: typer.Typer) -> None:
     """Adds the commands to the ``weft`` command."""
     app.command("train cnn", rich_help_panel=PANEL)(_command(CnnSettings, "Train a CNN on labelled images."))
     app.command("train gpt", rich_help_panel=PANEL)(_command(GptSettings, "Train a Llama-style decoder on text."))
-    app.command(rich_help_panel=PANEL)(launch)
-
-
-def launch(file: Annotated[str, typer.Argument(help="job.yaml: command, processes, env, retries, logs")]) -> None:
-    """Run a job's processes on this machine, as torchrun does; a failed rank ends the others, and its log is shown."""
-    from weft.train import launch as local
-
-    told(f"logs of all ranks: {local.launch(local.read(file))}")
 
 
 def _command(cls: type[Settings], help: str) -> Callable[..., None]:

@@ -2,6 +2,7 @@
 agent."""
 
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -23,7 +24,13 @@ class JobFile:
     started again up to ``retries`` times when one fails. Logs go to ``logs``, one folder for each start and rank.
 
     Of several ``nodes`` each runs the same file: they meet at ``rendezvous``, ``host:port`` of one of them, within
-    ``wait_s``; ``id`` tells jobs apart that meet there. ``processes`` are those of one node."""
+    ``wait_s``; ``id`` tells jobs apart that meet there. ``processes`` are those of one node. An elastic job goes on with as
+    few as ``min_nodes`` when nodes fail.
+
+    The rest is for a scheduler: ``gpus``, ``cpus`` and ``memory_gb`` of each node (as many GPUs as processes by default),
+    ``pool``, ``team`` and ``priority`` of the cluster file, ``time_limit`` (``36h``), ``borrow`` beyond the team's quota
+    where Slurm has to be asked for it, the container ``image``, a volume ``CLAIM:PATH`` that outlives the job, and the
+    ``kind`` in Kubernetes."""
 
     command: list[str]
     processes: int = 1
@@ -34,20 +41,53 @@ class JobFile:
     rendezvous: str = ""
     id: str = "weft"
     wait_s: int = 600
+    min_nodes: int = 0
+    gpus: int = -1
+    cpus: int = 0
+    memory_gb: int = 0
+    pool: str = ""
+    team: str = ""
+    priority: str = ""
+    time_limit: str = ""
+    borrow: bool = False
+    image: str = ""
+    volume: str = ""
+    kind: str = "jobset"
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.processes if self.gpus < 0 else self.gpus
 
 
 class RankFailed(OSError):
     """A rank ended badly: which, how, and the end of what it said."""
 
 
-def read(file: str) -> JobFile:
+EXAMPLES = {"time_limit": "36h", "image": "registry/weft:1.0", "volume": "claim:/runs"}
+KINDS = ("job", "jobset", "trainjob", "raycluster")
+TEXTS = {  # entry → what it must be like
+    "id": r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?",
+    "pool": r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?",
+    "team": r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?",
+    "priority": r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?",
+    "time_limit": r"[0-9]*\.?[0-9]+\s*(d|h|min|s|)",
+    "image": r"[A-Za-z0-9][-A-Za-z0-9_.+:/@]*",
+    "volume": r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?:/[-A-Za-z0-9_./]*",
+}
+
+
+def read(file: str, scheduler: bool = False, **changed: Any) -> JobFile:
     """A job file.
+
+    Args:
+        scheduler: a scheduler starts it, which says where nodes meet.
+        changed: entries that replace the file's.
 
     Raises:
         ValueError, UnknownName: it is no mapping, lacks a command, or has a name or value that is none.
         FileNotFoundError: no such file.
     """
-    given = load_yaml(file)
+    given = load_yaml(file) | changed
     known = [f.name for f in fields(JobFile)]
     for name in given:
         if name not in known:
@@ -61,20 +101,43 @@ def read(file: str) -> JobFile:
         raise ValueError(
             f"{file}: command is {command!r}; expected a line such as 'weft train gpt --parallel ddp', or its words"
         )
-    for name, least in (("processes", 1), ("retries", 0), ("nodes", 1), ("wait_s", 1)):
-        if type(given.get(name, least)) is not int or given.get(name, least) < least:
+    least_of = {
+        "processes": 1,
+        "retries": 0,
+        "nodes": 1,
+        "wait_s": 1,
+        "min_nodes": 0,
+        "gpus": 0,
+        "cpus": 0,
+        "memory_gb": 0,
+    }
+    for name, least in least_of.items():
+        if type(given.get(name, least)) is not int or given.get(name, least) < least:  # nor a bool
             raise ValueError(f"{file}: {name} is {given[name]!r}; expected a whole number of at least {least}")
     for name in ("logs", "rendezvous", "id"):
         if not isinstance(given.get(name, ""), str):
             raise ValueError(f"{file}: {name} is {given[name]!r}; expected text")
+    for name, pattern in TEXTS.items():
+        if given.get(name) and (name != "id" or scheduler) and not re.fullmatch(pattern, str(given[name])):
+            raise ValueError(f"{file}: {name} is {given[name]!r}; expected text like {EXAMPLES.get(name, 'vision-1')}")
+        if name in given:
+            given[name] = str(given[name])
+    if given.get("kind", "job") not in KINDS:
+        raise UnknownName(f"kind in {file}:", str(given["kind"]), KINDS)
+    if type(given.get("borrow", False)) is not bool:
+        raise ValueError(f"{file}: borrow is {given['borrow']!r}; expected true or false")
+    if given.get("min_nodes", 0) > given.get("nodes", 1):
+        raise ValueError(
+            f"{file}: min_nodes is {given['min_nodes']} of {given.get('nodes', 1)} nodes; expected at most these"
+        )
     place, colon, port = str(given.get("rendezvous") or "").rpartition(":")
-    if given.get("nodes", 1) > 1 and not (place and colon and port.isdecimal()):
+    if given.get("nodes", 1) > 1 and not scheduler and not (place and colon and port.isdecimal()):
         raise ValueError(
             f"{file}: rendezvous is {given.get('rendezvous')!r}; expected host:port of one of the {given['nodes']} nodes, "
             "such as node0:29400"
         )
     env = given.get("env") or {}
-    if not isinstance(env, dict):
+    if not isinstance(env, dict) or not all(re.fullmatch(r"[A-Za-z_]\w*", str(name)) for name in env):
         raise ValueError(f"{file}: env is {env!r}; expected names with values")
     given |= {"command": [str(w) for w in words], "env": {str(k): str(v) for k, v in env.items()}}
     return JobFile(**given)
@@ -111,7 +174,7 @@ def launch(job: JobFile) -> Path:
         "monitor_interval": 0.2,
     }
     config = LaunchConfig(
-        min_nodes=job.nodes, max_nodes=job.nodes, nproc_per_node=job.processes, max_restarts=job.retries,
+        min_nodes=job.min_nodes or job.nodes, max_nodes=job.nodes, nproc_per_node=job.processes, max_restarts=job.retries,
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL, tee={0: Std.ALL}), **settings,
     )  # fmt: skip
     env = {JOB_BEGAN: str(time.time()), **job.env}
