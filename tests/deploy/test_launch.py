@@ -102,8 +102,10 @@ def test_the_sbatch_script(tmp_path):
 
 
 @pytest.mark.parametrize(("line", "words"), [
-    ("team: Vision", "team is 'Vision'"), ("id: 'a; reboot'", "id is 'a; reboot'"), ("time_limit: soon", "time_limit is 'soon'"),
-    ("volume: /runs", "volume is '/runs'; expected text like claim:/runs"), ("kind: pod", "unknown kind"), ("gpus: -1", "gpus is -1"),
+    ("team: Vision", "team is 'Vision'"), ("id: 'a; reboot'", "id is 'a; reboot'"),
+    ("time_limit: soon", "time_limit is 'soon'"),
+    ("volume: /runs", "volume is '/runs'; expected text like claim:/runs"),
+    ("kind: pod", "unknown kind"), ("gpus: -1", "gpus is -1"),
     ("borrow: 3", "borrow is 3"), ("min_nodes: 9", "min_nodes is 9 of 4 nodes"), ("image: 'a b'", "image is 'a b'"),
     ("env: {'A B': 1}", "expected names with values"),
 ])  # fmt: skip
@@ -155,7 +157,8 @@ def test_logs_are_followed_over_restarts(tmp_path, ends, status):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/kubectl").write_text(KUBECTL.format(python=sys.executable))
     (tmp_path / "bin/kubectl").chmod(0o755)
-    script = "import sys; from weft.deploy import submission; submission.POLL_S = 0.05; from weft.cli import main; sys.exit(main())"
+    script = "import sys; from weft.deploy import submission; submission.POLL_S = 0.05; "
+    script += "from weft.cli import main; sys.exit(main())"
     words = ["launch", "job.yaml", "--to", "kubernetes", "--cluster", str(ROOT / "examples/cluster.yaml")]
     environment = plain_environment(PATH=f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}", ENDS=ends)
     done = subprocess.run(

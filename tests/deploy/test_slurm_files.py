@@ -95,7 +95,8 @@ def test_weft_launch_on_a_real_slurm(tmp_path):
         program += "first and open('failed', 'w'); sys.exit(first)"  # the other one waits, as in a collective
         (tmp_path / "program.py").write_text(program)
         (tmp_path / "job.yaml").write_text(
-            f"command: {sys.executable} {tmp_path}/program.py\nid: gang\nprocesses: 1\nnodes: 2\nretries: 1\npool: h100\ngpus: 4\n"
+            f"command: {sys.executable} {tmp_path}/program.py\n"
+            "id: gang\nprocesses: 1\nnodes: 2\nretries: 1\npool: h100\ngpus: 4\n"
         )
         torchrun = running.folder / "bin/torchrun"
         torchrun.write_text(f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n')

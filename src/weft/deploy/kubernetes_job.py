@@ -12,6 +12,8 @@ from weft.words import seconds
 PORT = 29400
 RUNTIME = "torch-distributed"  # Kubeflow Trainer's ClusterTrainingRuntime
 RAY_VERSION = "2.49.0"
+DISRUPTED = {"type": "DisruptionTarget", "status": "True"}  # preempted, evicted, its node gone
+RAY_PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001}
 GRACE_S = 120  # between SIGTERM and SIGKILL: the time for a checkpoint
 
 
@@ -164,9 +166,7 @@ def _job(job: JobFile, pool: Pool | None, made: Specification | None) -> list[Ma
         "suspend": True,  # until Kueue admits it
         **_deadline(job),
         "template": template,
-        "podFailurePolicy": {
-            "rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
-        },
+        "podFailurePolicy": {"rules": [{"action": "Ignore", "onPodConditions": [DISRUPTED]}]},
     }
     if job.min_nodes:
         spec |= {"backoffLimitPerIndex": job.retries, "maxFailedIndexes": job.nodes - job.min_nodes}
@@ -193,7 +193,7 @@ def _jobset(job: JobFile, pool: Pool | None, made: Specification | None) -> list
             "spec": {
                 "completionMode": "Indexed", "completions": job.nodes, "parallelism": job.nodes, "backoffLimit": 0,
                 **_deadline(job), "template": template,
-                "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]},
+                "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [DISRUPTED]}]},
             }
         },
     }  # fmt: skip
@@ -251,8 +251,9 @@ def _raycluster(job: JobFile, pool: Pool | None, made: Specification | None) -> 
     del worker["containers"][0]["command"]  # the operator starts Ray
     head = {
         "containers": [{
-            "name": "head", "image": _image(job, made), "resources": {"requests": {"cpu": "4", "memory": "16Gi"}, "limits": {"memory": "16Gi"}},
-            "ports": [{"name": "gcs", "containerPort": 6379}, {"name": "dashboard", "containerPort": 8265}, {"name": "client", "containerPort": 10001}],
+            "name": "head", "image": _image(job, made),
+            "resources": {"requests": {"cpu": "4", "memory": "16Gi"}, "limits": {"memory": "16Gi"}},
+            "ports": [{"name": name, "containerPort": port} for name, port in RAY_PORTS.items()],
         }],
         "automountServiceAccountToken": False,
     }  # fmt: skip
