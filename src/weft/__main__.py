@@ -12,6 +12,10 @@ def main() -> int:
 
 
 def _main() -> int:
+    if sys.argv[1:2] == ["exporter"]:  # runs for months: without the other commands it takes half the memory
+        from weft.hardware.telemetry import exporter
+
+        return exporter.main(sys.argv[2:])
     try:
         import rich  # noqa: F401
         import typer  # noqa: F401

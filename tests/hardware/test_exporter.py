@@ -141,7 +141,7 @@ def test_a_gpu_that_vanishes_is_missed_and_the_others_are_served(fake_nvml, expo
         ("0", "GPU-00000000-0000-0000-0000-000000000000"): 1, ("1", "GPU-00000000-0000-0000-0000-000000000001"): 0,
     }  # fmt: skip
     assert set(values(found, "DCGM_FI_DEV_GPU_TEMP", "gpu")) == {("0",)} and running.said == {
-        "GPU 1 GPU-00000000-0000-0000-0000-000000000001: GPU is lost"
+        "GPU 1, GPU-00000000-0000-0000-0000-000000000001: GPU is lost"
     }
     fake_nvml.heal()
     fake_nvml.gpus(1)  # NVML no longer counts it
@@ -380,7 +380,7 @@ def test_what_is_asked_wrongly_is_said(command, fake_nvml, exporter):
         (["--jobs", "/no/such"], "--jobs /no/such: no such folder"),
     ]:
         code, _, err = command("exporter", *words)
-        assert code == 2 and said in " ".join(err.split())
+        assert code == 2 and f"weft exporter: {said}" in err
 
 
 class Running:
@@ -432,14 +432,17 @@ def test_eight_gpus_and_a_hundred_processes_cost_little(fake_nvml, write):
                 assert b"DCGM_FI_DEV_FB_USED{" in answer.read()
             return time.perf_counter() - started
 
-        p99 = min(sorted(scraped_s() for _ in range(100))[98] for _ in range(3))  # other programs only lengthen it
+        for _ in range(3):  # other programs only lengthen it
+            p99 = sorted(scraped_s() for _ in range(100))[98]
+            if p99 < 0.050:
+                break
         assert p99 < 0.050, f"{p99 * 1000:.1f} ms"
         before = running.cpu_s()
-        time.sleep(4.0)  # 20 readings
-        scrapes = [scraped_s() for _ in range(20)]
+        time.sleep(2.0)  # 10 readings
+        scrapes = [scraped_s() for _ in range(10)]
         each = (running.cpu_s() - before) / len(scrapes)  # processor time of a reading and a scrape
         assert each < 0.01 * 15, f"{each * 1000:.0f} ms are more than 1 % of a core at 15 s"
-        assert running.memory_mib() < 80
+        assert running.memory_mib() < 50  # a real NVML adds 33 MiB (H200)
         if os.environ.get("WEFT_SHOW"):
             sys.stderr.write(
                 json.dumps({"p99_ms": p99 * 1e3, "cpu_ms": each * 1e3, "rss_mib": running.memory_mib()}) + "\n"

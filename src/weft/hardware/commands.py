@@ -149,27 +149,14 @@ def top(
 def exporter(
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 lets other machines scrape")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="port; 0 takes a free one")] = 9400,
-    interval: Annotated[float, typer.Option(help="seconds between readings")] = 10.0,
+    interval: Annotated[float, typer.Option(help="seconds between readings")] = 15.0,
     pods: Annotated[
         str, typer.Option(help="the kubelet's pod-resources socket, or a JSON file that maps pods to GPUs")
     ] = "",
     jobs: Annotated[str, typer.Option(help="folder with a file of Slurm job ids for each GPU")] = "",
 ) -> None:
     """Serve Prometheus metrics of every GPU under dcgm-exporter's names, with pods, Slurm jobs and XID errors by code."""
-    import signal
-    import time
-    from pathlib import Path
+    from weft.hardware.telemetry import exporter
 
-    from weft.hardware.telemetry import pods as kubelet
-    from weft.hardware.telemetry.exporter import Exporter
-
-    pods_at = Path(pods) if pods else kubelet.SOCKET if kubelet.SOCKET.is_socket() else None
-    if pods_at is not None and not pods_at.exists():
-        raise FileNotFoundError(f"--pods {pods_at}: neither a socket nor a file is there")
-    if jobs and not Path(jobs).is_dir():
-        raise FileNotFoundError(f"--jobs {jobs}: no such folder")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    with Exporter(host, port, interval, pods_at, Path(jobs) if jobs else None, say=told) as running:
-        told(f"metrics of {len(running.state.snapshot.gpus)} GPUs at http://{host}:{running.port}/metrics")
-        while True:
-            time.sleep(3600)
+    words = ["--host", host, "--port", str(port), "--interval", str(interval), "--pods", pods, "--jobs", jobs]
+    raise typer.Exit(exporter.main(words))

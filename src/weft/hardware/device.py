@@ -202,7 +202,7 @@ def _nvidia(found: Devices, snapshot: Snapshot, cuda: Answer) -> None:
         found.notes.append(f"the driver API does not answer ({why}): caches, shared memory and limits are not known")
     for gpu in snapshot.gpus:
         if gpu.problem:
-            found.notes.append(f"GPU {gpu.index} {gpu.uuid}: {gpu.problem}")
+            found.notes.append(f"GPU {gpu.index}, {gpu.uuid or '?'}: {gpu.problem}")
             continue
         known = by_pci.pop(_address(gpu.pci), {})
         if cuda.value.get("devices") and not known:
