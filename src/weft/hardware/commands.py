@@ -10,12 +10,14 @@ from rich import box
 from rich.table import Table
 
 from weft.console import Json, out, print_json, print_line, told
+from weft.hardware.health import commands as health
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the ``weft`` command."""
     for function in (doctor, device, ceilings, bandwidth, topology, top, exporter):
         app.command(rich_help_panel="Hardware")(function)
+    app.add_typer(health.app, name="health", rich_help_panel="Hardware")
 
 
 def doctor(
