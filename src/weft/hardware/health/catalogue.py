@@ -1,7 +1,7 @@
 """What is known of each fault: class, meaning, action, and when its repeats ask for more.
 
-The data are in ``catalogue.json``, from NVIDIA's published tables (addresses there). A fault's *kind* is ``xid:79`` or a name such as
-``row-remap-failure``.
+The data are in ``catalogue.json``, from NVIDIA's published tables (addresses there). A fault's *kind* is ``xid:79`` or a
+name such as ``row-remap-failure``.
 """
 
 import functools
@@ -41,7 +41,8 @@ def worse(a: str, b: str) -> str:
 
 @dataclass(frozen=True)
 class Escalation:
-    """``count`` incidents of one GPU within ``within_s`` seconds ask for ``action``; with ``same_location`` of one TPC of it."""
+    """``count`` incidents of one GPU within ``within_s`` seconds ask for ``action``; with ``same_location`` of one TPC
+    of it."""
 
     count: int
     within_s: float
@@ -51,8 +52,8 @@ class Escalation:
 
 @dataclass(frozen=True)
 class Fault:
-    """One entry. ``level`` faults are conditions that are seen to end; others happen at a moment. ``published`` is whether the action
-    is NVIDIA's (else ours)."""
+    """One entry. ``level`` faults are conditions that are seen to end; others happen at a moment. ``published`` is
+    whether the action is NVIDIA's (else ours)."""
 
     kind: str
     name: str

@@ -1,5 +1,6 @@
 """``weft health``: the catalogue, the log, the daemon, drills and active checks."""
 
+import contextlib
 import os
 import shlex
 import socket
@@ -79,7 +80,9 @@ def explain(
     if as_json:
         print_json({**_as_dict(f), "action": action, "details": details})
         return
-    print_line(f"{f.kind.replace('xid:', 'XID ')} {f.name if f.name != f.kind else ''}({f.category})".replace("(", " ("))
+    print_line(
+        f"{f.kind.replace('xid:', 'XID ')} {f.name if f.name != f.kind else ''}({f.category})".replace("(", " (")
+    )
     print_line(f.meaning)
     print_line(f"Action: {action}: {catalogue.MEANING.get(action) or catalogue.DEPENDS[action]}")
     if rule := f.escalation:
@@ -179,8 +182,10 @@ def run(
     folder = state_folder(state)
     if on not in ("kubernetes", "slurm", "none"):
         raise ValueError(f"--on: expected kubernetes, slurm or none, got {on!r}")
-    ledger = Ledger(folder / "dry-run.db" if dry_run else folder / "state.db")
-    ledger.lock()
+    if kernel_log != "none" and not Path(kernel_log).exists():
+        raise FileNotFoundError(f"--kernel-log: there is no {kernel_log}; give a file, or none")
+    if kernel_log != "none" and not os.access(kernel_log, os.R_OK):
+        raise PermissionError(f"--kernel-log: {kernel_log} may not be read: run as root, or give none")
     watch = None
     scheduler: Node
     if dry_run or on == "none":
@@ -195,17 +200,18 @@ def run(
 
         scheduler = SlurmNode(name)
     commands = Commands(shlex.split(check) or DEFAULT_CHECK, shlex.split(repair))
-    daemon = Daemon(ledger, scheduler, commands, say)
-    control = Socket(folder / "health.sock", daemon.batches)
-    threading.Thread(target=control.run, args=(daemon.stop,), daemon=True).start()
-    _start_sources(daemon, ledger, kernel_log, nvml, say)
-    if watch:
-        threading.Thread(target=watch, args=(daemon.changed.set, daemon.stop), daemon=True).start()
-    _stop_on_signals(daemon.stop)
-    say(f"watching node {name}; state in {folder}; on {'a dry run' if dry_run else on}")
-    daemon.run()
-    control.path.unlink(missing_ok=True)
-    ledger.close()
+    with contextlib.closing(Ledger(folder / ("dry-run.db" if dry_run else "state.db"))) as ledger:
+        ledger.lock()
+        daemon = Daemon(ledger, scheduler, commands, say)
+        control = Socket(folder / "health.sock", daemon.batches)
+        threading.Thread(target=control.run, args=(daemon.stop,), daemon=True).start()
+        _start_sources(daemon, ledger, kernel_log, nvml, say)
+        if watch:
+            threading.Thread(target=watch, args=(daemon.changed.set, daemon.stop), daemon=True).start()
+        _stop_on_signals(daemon.stop)
+        say(f"watching node {name}; state in {folder}; on {'a dry run' if dry_run else on}")
+        daemon.run()
+        control.path.unlink(missing_ok=True)
 
 
 def _start_sources(daemon: Any, ledger: Any, kernel_log: str, nvml: bool, say: Any) -> None:
@@ -225,10 +231,6 @@ def _start_sources(daemon: Any, ledger: Any, kernel_log: str, nvml: bool, say: A
 
     if kernel_log != "none":
         log = KernelLog(kernel_log, daemon.batches, ledger.remembered(KernelLog.KEY), say)
-        if not Path(kernel_log).exists():
-            raise FileNotFoundError(f"--kernel-log: there is no {kernel_log}; give a file, or none")
-        if not os.access(kernel_log, os.R_OK):
-            raise PermissionError(f"--kernel-log: {kernel_log} may not be read: run as root, or give none")
         thread("kernel log", log)
     if nvml and find_spec("pynvml") is None:
         say("NVML is not read: pip install 'weft[telemetry]'")
@@ -259,7 +261,7 @@ def inject(
     """A drill: the daemon treats the fault as real. End it with weft health release."""
     kind = f"xid:{fault}" if fault.isdecimal() else fault
     catalogue.find(kind)
-    request = {"do": "inject", "kind": kind, "gpu": _address(gpu)}
+    request: dict[str, Any] = {"do": "inject", "kind": kind, "gpu": _address(gpu)}
     if kind in ("xid:154", "recovery-action"):
         request["details"] = {"recovery": 1}
     _ask(state, request, as_json)
@@ -346,7 +348,9 @@ def _address(gpu: str) -> str:
 
 @app.command()
 def check(
-    level: Annotated[str, typer.Option(help="quick (seconds), medium (under 2 minutes), long (tens of minutes)")] = "quick",
+    level: Annotated[
+        str, typer.Option(help="quick (seconds), medium (under 2 minutes), long (tens of minutes)")
+    ] = "quick",
     gpu: Annotated[list[str] | None, typer.Option(help="index or PCI address; may be repeated; all by default")] = None,
     state: State = None,
     prolog: Annotated[
@@ -359,7 +363,9 @@ def check(
 
     wanted = gpu or list(filter(None, [os.environ.get("WEFT_GPU", "")]))
     if prolog and not wanted:
-        wanted = list(filter(None, os.environ.get("SLURM_JOB_GPUS", os.environ.get("GPU_DEVICE_ORDINAL", "")).split(",")))
+        wanted = list(
+            filter(None, os.environ.get("SLURM_JOB_GPUS", os.environ.get("GPU_DEVICE_ORDINAL", "")).split(","))
+        )
     if level not in checks.LEVELS:
         raise ValueError(f"--level: expected one of {', '.join(checks.LEVELS)}, got {level!r}")
     results = []

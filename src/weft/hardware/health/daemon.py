@@ -1,7 +1,7 @@
 """The daemon of a node: takes events, decides, and makes the scheduler's node so.
 
-Three loops. This one stores events and decides, and waits for nothing else. One carries out decisions, with growing pauses while the
-scheduler does not answer. One repairs (where the site has a command for it) and checks what was repaired.
+Three loops. This one stores events and decides, and waits for nothing else. One carries out decisions, with growing
+pauses while the scheduler does not answer. One repairs (where the site has a command for it) and checks what was repaired.
 """
 
 import json
@@ -25,6 +25,8 @@ from weft.hardware.health.sources import Batch, boot_id, boot_time
 ROUND_S = 30.0  # between looks at the scheduler's node without an event
 DRAIN_ROUND_S = 5.0  # while a node is emptied
 LONGEST_PAUSE_S = 60.0
+RETRY_S = 2.0  # before events are stored again after an error
+LOOK_S = 2.0  # between looks at what waits for a repair or a check
 CHECK_PAUSE_S = 300.0  # before a check that did not pass is tried again
 CHECK_TIMEOUT_S = 1800.0
 NOT_VERIFIABLE = 3  # a check's exit status
@@ -34,7 +36,8 @@ NOT_VERIFIABLE = 3  # a check's exit status
 class Commands:
     """Args:
     check: verifies a GPU (``WEFT_GPU``): 0 passed, 1 a fault, 3 cannot tell.
-    repair: resets or reboots (``WEFT_ACTION``, ``WEFT_GPU``, ``WEFT_QUARANTINE``), called once the node is empty; none by default.
+    repair: resets or reboots (``WEFT_ACTION``, ``WEFT_GPU``, ``WEFT_QUARANTINE``), called once the node is empty; none
+    by default.
     """
 
     check: list[str]
@@ -78,7 +81,7 @@ class Daemon:
             except queue.Empty:
                 pass
             if waiting and not self._take(waiting):
-                self.stop.wait(2.0)  # they stay in ``waiting``: nothing is lost
+                self.stop.wait(RETRY_S)  # they stay in ``waiting``: nothing is lost
                 continue
             waiting.clear()
         if self._running:
@@ -176,7 +179,7 @@ class Daemon:
 
     def _repair_and_check(self) -> None:
         while not self.stop.is_set():
-            self.stop.wait(2.0)
+            self.stop.wait(LOOK_S)
             active = self.ledger.active()
             if active and active.applied and active.drained and not self.stop.is_set():
                 for incident in active.incidents:

@@ -1,7 +1,8 @@
 """Faults in the kernel's log, however a line was printed: /dev/kmsg, dmesg (also -T), journalctl, syslog.
 
 The forms are those of NVIDIA's driver (Xid, SXid, "fallen off the bus" with and without a code, RmInitAdapter, API mismatch),
-of PCIe error reporting (where the line names the GPU itself: a port may have a network card below it), and of the memory controller.
+of PCIe error reporting (where the line names the GPU itself: a port may have a network card below it), and of the memory
+controller.
 """
 
 import re
@@ -32,7 +33,9 @@ _AER = re.compile(
 _AER_DEAD = re.compile(rf"\bnvidia {_PCI}: AER: can't recover")
 _INIT = re.compile(rf"NVRM: GPU {_PCI}: RmInitAdapter failed")
 _MISMATCH = re.compile(r"NVRM: API mismatch")
-_HOST_MEMORY = re.compile(r"EDAC MC\d+: \d+ UE |mce: .*Uncorrected .*memory|Memory failure: 0x[0-9a-f]+: .*(?:Failed|recovery action)")
+_HOST_MEMORY = re.compile(
+    r"EDAC MC\d+: \d+ UE |mce: .*Uncorrected .*memory|Memory failure: 0x[0-9a-f]+: .*(?:Failed|recovery action)"
+)
 
 
 class Parser:

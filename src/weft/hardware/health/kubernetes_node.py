@@ -1,7 +1,8 @@
 """A Kubernetes node: condition, taint, cordon, and eviction of its pods within a budget.
 
-Every change of the node is one patch with the ``resourceVersion`` that was read, so that nothing which happened in between is overwritten.
-The annotation ``weft.dev/quarantine`` says which quarantine the node has and whether weft itself cordoned it.
+Every change of the node is one patch with the ``resourceVersion`` that was read, so that nothing which happened in
+between is overwritten. The annotation ``weft.dev/quarantine`` says which quarantine the node has and whether weft itself
+cordoned it.
 """
 
 import json
@@ -66,7 +67,11 @@ class KubernetesNode:
         except ApiException as error:
             if error.status == 409:
                 raise Conflict(what) from error
-            hint = {401: "permission refused", 403: "permission refused: see RBAC in the health README", 404: "not found"}
+            hint = {
+                401: "permission refused",
+                403: "permission refused: see RBAC in the health README",
+                404: "not found",
+            }
             why = hint.get(error.status, error.reason or "")
             raise Unreachable(f"Kubernetes, {what}: {error.status} {why}") from error
         except (HTTPError, OSError) as error:
@@ -154,8 +159,8 @@ class KubernetesNode:
     # ---- its pods
 
     def drain(self, quarantine: Quarantine) -> tuple[bool, str]:
-        """Evicts what ``kubectl drain`` does: all but pods of DaemonSets and static ones. Pods that no controller would start again
-        are left to a person."""
+        """Evicts what ``kubectl drain`` does: all but pods of DaemonSets and static ones. Pods that no controller would
+        start again are left to a person."""
         from kubernetes.client.exceptions import ApiException
 
         with self._asking(f"listing pods of node {self.name}"):
@@ -184,10 +189,14 @@ class KubernetesNode:
                     if error.status == 404:  # it has ended
                         continue
                     if error.status != 429:
-                        raise Unreachable(f"Kubernetes, evicting {space}/{name}: {error.status} {error.reason}") from error
+                        raise Unreachable(
+                            f"Kubernetes, evicting {space}/{name}: {error.status} {error.reason}"
+                        ) from error
                     waiting.append(f"{space}/{name}: its PodDisruptionBudget allows no eviction now")
                 except Exception as error:  # urllib3's own
-                    raise Unreachable(f"Kubernetes, evicting {space}/{name}: no answer ({type(error).__name__})") from error
+                    raise Unreachable(
+                        f"Kubernetes, evicting {space}/{name}: no answer ({type(error).__name__})"
+                    ) from error
         return False, "; ".join(waiting)[:1000]
 
     # ---- the budget: one ConfigMap, changed only at the version that was read
@@ -205,9 +214,7 @@ class KubernetesNode:
                 except ApiException as error:
                     if error.status != 404:
                         raise
-                    slots = self.api.create_namespaced_config_map(
-                        self.namespace, empty, _request_timeout=TIMEOUT_S
-                    )
+                    slots = self.api.create_namespaced_config_map(self.namespace, empty, _request_timeout=TIMEOUT_S)
         except Conflict:  # another node created it first
             return False
         data = dict(slots.data or {})

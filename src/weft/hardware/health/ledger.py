@@ -1,11 +1,13 @@
 """What is known of a node's faults, and the decisions that follow: crash-safe, in one SQLite file.
 
-Events become **incidents** (one fault with its repeats), incidents that need it become a **quarantine**, which has an identity of its own.
-An incident is over by evidence that is newer than its last event: a passed check that began after the repair that its action asks for. Of each
-kind of evidence only the newest time counts, so that the order in which events arrive, and how often, does not matter.
+Events become **incidents** (one fault with its repeats), incidents that need it become a **quarantine**, which has an
+identity of its own. An incident is over by evidence that is newer than its last event: a passed check that began after
+the repair that its action asks for. Of each kind of evidence only the newest time counts, so that the order in which
+events arrive, and how often, does not matter.
 
-A person's word is above evidence: ``release`` and ``override`` accept the incidents that the person could see. They and their repeats
-do not quarantine the node again; other faults do.
+A person's word is above evidence. ``release`` ends the incidents; what happens later is new. ``override``, for a node
+that a person returned in the scheduler, accepts the incidents that the scheduler showed: they and their repeats do not
+quarantine the node again.
 """
 
 import fcntl
@@ -30,7 +32,8 @@ KEEP_S = 30 * 86400.0  # how long events are remembered
 SCHEMA_VERSION = 1
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta(key TEXT PRIMARY KEY, value TEXT);
-CREATE TABLE IF NOT EXISTS events(id TEXT PRIMARY KEY, time REAL, kind TEXT, gpu TEXT, source TEXT, text TEXT, incident INTEGER);
+CREATE TABLE IF NOT EXISTS events(
+  id TEXT PRIMARY KEY, time REAL, kind TEXT, gpu TEXT, source TEXT, text TEXT, incident INTEGER, stored REAL);
 CREATE TABLE IF NOT EXISTS facts(gpu TEXT, name TEXT, time REAL, PRIMARY KEY(gpu, name));
 CREATE TABLE IF NOT EXISTS incidents(
   id INTEGER PRIMARY KEY, gpu TEXT, kind TEXT, pid INTEGER, location TEXT, action TEXT, first REAL, last REAL, count INTEGER,
@@ -50,8 +53,9 @@ class StateError(OSError):
 
 @dataclass(frozen=True)
 class Incident:
-    """One fault of one GPU with its repeats. ``state``: ``noted`` (needs no quarantine), ``open``, ``closed``; ``how`` it was closed:
-    ``repaired``, ``accepted`` (by a person), ``stale`` (already repaired when its event arrived)."""
+    """One fault of one GPU with its repeats. ``state``: ``noted`` (needs no quarantine), ``open``, ``closed``; ``how``
+    it was closed: ``repaired``, ``released`` or ``accepted`` by a person, ``stale`` (already repaired when its event
+    arrived)."""
 
     id: int
     gpu: str
@@ -152,7 +156,8 @@ class Ledger:
             holder = file.read().strip() or "unknown"
             file.close()
             raise StateError(
-                f"another weft health (process {holder}) runs on {self.path}: one daemon a node; stop it or choose another --state"
+                f"another weft health (process {holder}) runs on {self.path}: one daemon a node; "
+                "stop it or choose another --state"
             ) from error
         try:
             file.truncate(0)
@@ -225,15 +230,15 @@ class Ledger:
                 self._decide(said)
             self._taken += 1
             if self._taken % 1000 == 1:
-                self._db.execute("DELETE FROM events WHERE time < ?", (self.now() - KEEP_S,))
+                self._db.execute("DELETE FROM events WHERE stored < ?", (self.now() - KEEP_S,))
         return said
 
     def _take(self, event: Event, said: list[str]) -> bool:
         at = event.time or self.now()
         try:
             self._db.execute(
-                "INSERT INTO events(id, time, kind, gpu, source, text) VALUES (?, ?, ?, ?, ?, ?)",
-                (event.id, at, event.kind, event.gpu, event.source, event.text),
+                "INSERT INTO events(id, time, kind, gpu, source, text, stored) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (event.id, at, event.kind, event.gpu, event.source, event.text, self.now()),
             )
         except sqlite3.IntegrityError:  # a duplicate
             return False
@@ -281,7 +286,8 @@ class Ledger:
             (event.gpu, event.kind, pid, pid, WINDOW_S, at),
         )
         for row in rows:
-            near = at <= row["last"] + WINDOW_S
+            ended = row["last"] < self._newest(event.gpu, f"absent:{event.kind}") <= at
+            near = at <= row["last"] + WINDOW_S and not ended
             if row["state"] == "open" or (near and (row["state"] == "noted" or row["how"] == "accepted")):
                 return row
             if row["state"] == "closed" and row["how"] != "accepted" and at <= row["cleared"]:
@@ -300,7 +306,9 @@ class Ledger:
                 query, values = query + " AND location=?", [*values, location]
             earlier = self._db.execute(query, values).fetchone()[0]
             if earlier + 1 >= rule.count:
-                said.append(f"{fault.kind} on {gpu or 'the node'}: incident {earlier + 1} within {rule.within_s / 3600:g} h")
+                said.append(
+                    f"{fault.kind} on {gpu or 'the node'}: incident {earlier + 1} within {rule.within_s / 3600:g} h"
+                )
                 action = catalogue.worse(action, rule.action)
         if catalogue.needs_quarantine(action):
             repaired = self._db.execute(
@@ -345,6 +353,9 @@ class Ledger:
 
     def _decide(self, said: list[str]) -> None:
         for i in self._incidents("state='open'"):
+            if i.last <= self._newest(i.gpu, f"accepted:{i.kind}"):  # it came late: a person has seen a newer one
+                self._db.execute("UPDATE incidents SET state='closed', how='accepted' WHERE id=?", (i.id,))
+                continue
             cleared = self._cleared(i)
             if cleared is None:
                 continue
@@ -363,7 +374,7 @@ class Ledger:
             self._db.execute("UPDATE incidents SET quarantine=? WHERE id=?", (identity, i.id))
         if identity and not self._incidents("state='open'"):
             hows = {i.how for i in self._incidents("quarantine=?", identity)}
-            how = "accepted" if hows == {"accepted"} else "repaired"
+            how = hows.pop() if len(hows) == 1 else "repaired"
             self._db.execute("UPDATE quarantines SET ended=?, how=? WHERE id=?", (self.now(), how, identity))
             said.append(f"quarantine {identity} ends: {how}")
 
@@ -377,21 +388,23 @@ class Ledger:
     # ---- people, and what the scheduler says
 
     def release(self, why: str) -> list[str]:
-        """A person returns the node: accepts every open incident."""
-        return self._accept("state='open'", [], why)
+        """A person returns the node: every open incident is over. Events after this moment are new ones."""
+        return self._accept("state='open'", [], why, "released")
 
     def override(self, identity: str, why: str) -> list[str]:
-        """A person undid a quarantine in the scheduler: accepts the incidents of it that the scheduler showed. Others stay."""
-        return self._accept("state='open' AND quarantine=? AND shown=1", [identity], why, identity)
+        """A person undid a quarantine in the scheduler: accepts the incidents of it that the scheduler showed, with
+        their repeats. Others stay."""
+        return self._accept("state='open' AND quarantine=? AND shown=1", [identity], why, "accepted", identity)
 
-    def _accept(self, where: str, values: list[Any], why: str, ended: str | None = None) -> list[str]:
+    def _accept(self, where: str, values: list[Any], why: str, how: str, ended: str | None = None) -> list[str]:
         said: list[str] = []
         with self._transaction():
             accepted = self._incidents(where, *values)
             for i in accepted:
-                self._db.execute("UPDATE incidents SET state='closed', how='accepted' WHERE id=?", (i.id,))
-                self._fact(i.gpu, f"accepted:{i.kind}", i.last)
-                said.append(f"accepted, {why}: {i.words()}")
+                until = self.now() if how == "released" else i.last
+                self._db.execute("UPDATE incidents SET state='closed', how=?, cleared=? WHERE id=?", (how, until, i.id))
+                self._fact(i.gpu, f"accepted:{i.kind}", until)
+                said.append(f"{how}, {why}: {i.words()}")
             if ended:  # what the person did not see gets a quarantine of its own
                 self._db.execute("UPDATE incidents SET quarantine=NULL WHERE quarantine=? AND state='open'", (ended,))
                 self._db.execute(
@@ -468,4 +481,3 @@ class Ledger:
                 "SELECT gpu, kind, sum(count) FROM incidents WHERE kind LIKE 'xid:%' GROUP BY gpu, kind"
             )
             return {(row[0], row[1].removeprefix("xid:")): row[2] for row in rows}
-

@@ -1,9 +1,11 @@
 """Makes a scheduler's node as the ledger has decided: the same steps for Kubernetes, Slurm and a dry run.
 
-Each reads the node, compares and changes it once; the node's own mark (an annotation, a reason) says which quarantine it has. So
-a step may be interrupted, repeated or come late: a mark of a newer quarantine is never undone, and what a person changed is left.
+Each reads the node, compares and changes it once; the node's own mark (an annotation, a reason) says which quarantine it
+has. So a step may be interrupted, repeated or come late: a mark of a newer quarantine is never undone, and what a person
+changed is left.
 """
 
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -124,9 +126,10 @@ class DryRun:
 
     def __init__(self, say: Callable[[str], None]):
         self.say, self._mark = say, ""
+        self._uid = uuid.uuid4().hex  # the mark ends with the process, which is no person's doing
 
     def read(self) -> Seen:
-        return Seen(Mark(self._mark, True) if self._mark else None)
+        return Seen(Mark(self._mark, True) if self._mark else None, self._uid)
 
     def quarantine(self, quarantine: Quarantine, over: Mark | None) -> str:
         if self._mark != quarantine.id:

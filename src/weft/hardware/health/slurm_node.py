@@ -1,6 +1,7 @@
 """A Slurm node: drained and undrained by ``scontrol``, with a reason that names the quarantine.
 
-Slurm has no compare-and-set, so the node is read right before each change. What an administrator drained keeps its reason and state.
+Slurm has no compare-and-set, so the node is read right before each change. What an administrator drained keeps its
+reason and state.
 """
 
 import re

@@ -1,4 +1,5 @@
-"""Where events come from: the kernel's log, NVML, and a socket for drills and people. Each is a thread that puts batches into a queue."""
+"""Where events come from: the kernel's log, NVML, and a socket for drills and people. Each is a thread that puts batches
+into a queue."""
 
 import contextlib
 import errno
@@ -48,7 +49,8 @@ def boot_time() -> float:
 
 
 class KernelLog:
-    """/dev/kmsg, or a file that is appended to. Begins where it last stopped, so that a restart neither loses nor repeats lines."""
+    """/dev/kmsg, or a file that is appended to. Begins where it last stopped, so that a restart neither loses nor
+    repeats lines."""
 
     KEY = "kernel-log"
 
@@ -95,8 +97,15 @@ class KernelLog:
 
     def _lines(self, stop: threading.Event) -> None:
         inode, offset = self.position.get("inode"), int(self.position.get("offset", 0))
+        if inode is None:  # the first time: what is in it already may be older than the last boot
+            about = os.stat(self.path)
+            inode, offset = about.st_ino, about.st_size
+            self._put([], inode=inode, offset=offset)
         while not stop.is_set():
-            with contextlib.suppress(FileNotFoundError), open(self.path, "rb") as file:  # between two files of a rotation
+            with (
+                contextlib.suppress(FileNotFoundError),
+                open(self.path, "rb") as file,
+            ):  # between two files of a rotation
                 about = os.fstat(file.fileno())
                 if about.st_ino != inode or about.st_size < offset:
                     inode, offset = about.st_ino, 0
@@ -114,7 +123,13 @@ class KernelLog:
 # ---- NVML
 
 REPEAT_S = 60.0  # a condition that holds is said again
-AGAIN = {"nvml-hung": 3, "gpu-missing": 3, "thermal-slowdown": 6, "power-brake": 6, "nvlink-down": 3}  # readings in a row
+AGAIN = {
+    "nvml-hung": 3,
+    "gpu-missing": 3,
+    "thermal-slowdown": 6,
+    "power-brake": 6,
+    "nvlink-down": 3,
+}  # readings in a row
 
 
 class Conditions:
@@ -232,7 +247,8 @@ class NvmlSource:
 
 
 class Socket:
-    """A Unix socket of this user alone: one line of JSON in, one out. Requests: ``inject``, ``evidence``, ``release``, ``status``."""
+    """A Unix socket of this user alone: one line of JSON in, one out. Requests: ``inject``, ``evidence``, ``release``,
+    ``status``."""
 
     def __init__(self, path: Path, batches: "queue.Queue[Batch]"):
         self.path, self.batches = path, batches
@@ -242,7 +258,9 @@ class Socket:
         try:
             self.server.bind(str(path))
         except OSError as error:
-            raise OSError(f"{path}: {error}; a socket's path has at most 107 characters: choose a shorter --state") from error
+            raise OSError(
+                f"{path}: {error}; a socket's path has at most 107 characters: choose a shorter --state"
+            ) from error
         finally:
             os.umask(before)
         self.server.listen(8)
@@ -303,7 +321,9 @@ def ask(path: Path, request: dict[str, Any], timeout_s: float = 30.0) -> dict[st
         try:
             peer.connect(str(path))
         except OSError as error:
-            raise OSError(f"no weft health daemon listens at {path}: start it with weft health run --state {path.parent}") from error
+            raise OSError(
+                f"no weft health daemon listens at {path}: start it with weft health run --state {path.parent}"
+            ) from error
         peer.sendall((json.dumps(request) + "\n").encode())
         answer = json.loads(peer.makefile().readline() or '{"error": "the daemon ended"}')
     if "error" in answer:
