@@ -26,6 +26,7 @@ class Cluster:
         self.changed = threading.Condition(self.lock)
         self.fail = lambda method, path: None
         self.down = False
+        self.slow = 0.0  # seconds before a patch is done and answered
         self.protected: set[str] = set()  # pods that a disruption budget holds
         self.requests: list[tuple[str, str]] = []
 
@@ -134,6 +135,8 @@ def serve(cluster: Cluster):
             if status:
                 self.refuse(status, "Injected")
                 return
+            if self.command == "PATCH" and cluster.slow:
+                time.sleep(cluster.slow)
             for pattern, method in ROUTES:
                 if found := re.fullmatch(pattern, f"{self.command} {path}"):
                     method(self, query, body, *found.groups())

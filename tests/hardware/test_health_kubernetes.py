@@ -206,6 +206,20 @@ def test_refusals_are_said_and_nothing_is_lost(cluster, node, ledger, status, sa
     assert ledger.active().applied and spec(cluster)[0]
 
 
+def test_a_server_that_does_not_answer_in_time(cluster, node, ledger, monkeypatch):
+    """It may even have done what was asked for: the next round finds it so."""
+    monkeypatch.setattr(kubernetes_node, "TIMEOUT_S", (0.2, 0.2))
+    cluster.slow = 0.5
+    fail(ledger)
+    with pytest.raises(Unreachable, match="cordoning node n1: no answer"):
+        reconcile(node, ledger)
+    assert not ledger.active().applied
+    cluster.slow = 0.0
+    eventually(lambda: spec(cluster)[0])
+    reconcile(node, ledger)
+    assert ledger.active().applied and spec(cluster)[2]["id"] == ledger.active().id
+
+
 def test_an_interruption_between_patch_and_state_is_harmless(cluster, node, ledger):
     """Killed after the node was cordoned, before that was stored: the next run finds its own mark."""
     fail(ledger)
