@@ -76,10 +76,10 @@ def main() -> int:
             note.print(INTERRUPTED)
         return status
     except (UnknownName, ImportError, ValueError, FileNotFoundError) as error:
-        note.print(f"weft: {error}", style="bold red", soft_wrap=True)
+        note.print(f"weft: {_line(error)}", style="bold red", soft_wrap=True)
         return 2
     except OSError as error:
-        note.print(f"weft: {error}", style="bold red", soft_wrap=True)
+        note.print(f"weft: {_line(error)}", style="bold red", soft_wrap=True)
         return 1
     except MemoryError as error:
         return _no_memory(str(error))
@@ -95,6 +95,13 @@ def main() -> int:
             return _no_memory(f"{asked[1]} asked for at once")
         raise
     return 0
+
+
+def _line(error: Exception) -> str:
+    """What went wrong; of the system's own errors without their number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"'{error.filename}': {error.strerror[0].lower()}{error.strerror[1:]}"
+    return str(error)
 
 
 def _no_memory(why: str) -> int:

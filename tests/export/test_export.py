@@ -23,7 +23,8 @@ def run(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("model", "dynamic"), [pytest.param("cnn", [0], marks=pytest.mark.long), ("transformer", [0, 1])]
+    ("model", "dynamic"),
+    [pytest.param("cnn", {0: "batch"}, marks=pytest.mark.long), ("transformer", {0: "batch", 1: "length"})],
 )
 def test_the_models_of_the_examples_at_two_sizes(model, dynamic, run, tmp_path, monkeypatch):
     monkeypatch.setattr("weft.operators.call.INTERPRETING", False)  # on a CPU a user's operators are PyTorch's
@@ -31,7 +32,7 @@ def test_the_models_of_the_examples_at_two_sizes(model, dynamic, run, tmp_path, 
     assert status == 0, err
     found = json.loads(out)
     (shape,) = found["inputs"].values()
-    assert [i for i, n in enumerate(shape) if isinstance(n, str)] == dynamic
+    assert {i: n for i, n in enumerate(shape) if isinstance(n, str)} == dynamic
     assert [c["error"] <= 1e-4 for c in found["checks"]] == [True, True] and found["mib"] > 0.1
     import onnx
 
@@ -95,6 +96,22 @@ def test_several_inputs_and_outputs_more_examples_and_the_training_mode(tmp_path
     assert times["eager"] > 0 and times["onnxruntime CPU"] > 0
     times = export.latency(model, first, tmp_path / "none.onnx", compiled=False)
     assert isinstance(times["onnxruntime CPU"], str)  # no such file: a row, not an error
+
+
+def test_dimensions_have_names_that_are_the_same_where_sizes_must_be(tmp_path):
+    class Pairs(nn.Module):
+        def forward(self, x, y, z):
+            return x[:, :, None] * y[:, None], torch.cat((z, z)).flatten()
+
+    first, second = (
+        [torch.rand(b, n), torch.rand(b, m), torch.rand(k, n, 2, 2)] for b, n, m, k in ((2, 3, 4, 5), (3, 5, 6, 7))
+    )
+    found = export.to_onnx(Pairs(), first, second, tmp_path / "m.onnx")
+    assert found.inputs == {"x": ["batch", "length"], "y": ["batch", "y_1"], "z": ["z_0", "channels", 2, 2]}
+    import onnxruntime
+
+    outputs = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"), providers=["CPUExecutionProvider"]).get_outputs()
+    assert outputs[0].shape == ["batch", "length", "y_1"] and "z_0" in str(outputs[1].shape)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,12 @@ def _made(model: str) -> tuple[Any, Any, Any]:
         sys.modules[spec.name] = loaded
         spec.loader.exec_module(loaded)
     else:
-        loaded = importlib.import_module(where)
+        try:
+            loaded = importlib.import_module(where)
+        except ModuleNotFoundError as missing:
+            if missing.name != where.partition(".")[0] and missing.name != where:
+                raise  # a module that the model's own imports
+            raise ValueError(f"no module '{where}'; {EXPECTED}") from None
     function = getattr(loaded, name, None)
     if not callable(function):
         raise ValueError(f"'{where}' has no function '{name}'; {EXPECTED}")

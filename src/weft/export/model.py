@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import logging
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -29,7 +30,7 @@ class Check:
 
 @dataclass
 class Exported:
-    """``inputs`` maps each name to its shape: numbers are fixed, texts are dynamic."""
+    """``inputs`` maps each name to its shape: numbers are fixed, names are dynamic, the same where sizes must be."""
 
     path: str
     mib: float
@@ -78,6 +79,7 @@ def to_onnx(
             program.save(str(made))
         except Exception as error:
             raise ValueError(f"the model cannot be exported: {_reason(error)}") from error
+        _name_dimensions(made)
         session = runtime.InferenceSession(str(made), providers=["CPUExecutionProvider"])
         found = {i.name: list(i.shape) for i in session.get_inputs()}
         for (name, shape), dims in zip(found.items(), dynamic, strict=True):
@@ -121,6 +123,29 @@ def _as_arguments(module: Any, inputs: Sequence[Any], dynamic: tuple[dict[int, A
     parameters = list(inspect.signature(module.forward).parameters.values())
     at = next((i for i, p in enumerate(parameters) if p.kind is p.VAR_POSITIONAL), None)
     return dynamic if at is None else (*dynamic[:at], dynamic[at:])
+
+
+USUAL = {2: ("batch", "length"), 3: ("batch", "length"), 4: ("batch", "channels", "height", "width")}  # by dimensions
+
+
+def _name_dimensions(path: Path) -> None:
+    """Names a file's dynamic dimensions by their places in the inputs; the exporter calls them s77, s27."""
+    import onnx
+
+    model = onnx.load(str(path), load_external_data=False)
+    graph, names = model.graph, dict[str, str]()
+    for value in graph.input:
+        dims = value.type.tensor_type.shape.dim
+        for d, dim in enumerate(dims):
+            usual = USUAL.get(len(dims), ("batch",))[d : d + 1]
+            free = usual and usual[0] not in names.values()
+            if dim.dim_param:
+                names.setdefault(dim.dim_param, usual[0] if free else f"{value.name}_{d}")
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:  # or an expression of several
+                dim.dim_param = re.sub(r"[A-Za-z_]\w*", lambda found: names.get(found[0], found[0]), dim.dim_param)
+    onnx.save(model, str(path))
 
 
 @contextlib.contextmanager
