@@ -32,6 +32,7 @@ FAMILIES = {
 
 def model(name, **options):
     torch.manual_seed(0)
+    options = {"attn_implementation": "eager", **options}  # transformers 5.17's SDPA knows no soft cap
     config = getattr(transformers, f"{name}Config")(**{**SMALL, **FAMILIES.get(name, {}), **options})
     made = getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).to(DEVICE)
     for parameter_name, p in made.named_parameters():

@@ -183,15 +183,19 @@ def heuristic(sm: int, dtype: torch.dtype, d: int, rows: int, scattered: bool, v
         return {"N": 32, "num_warps": 4, "num_stages": 1, "programs": 2}
     if dtype == torch.float32:
         return {"N": 32 if d <= 64 else 16, "num_warps": 4, "num_stages": 2, "programs": 2}
+    if not vectors and rows <= 16 and d <= 128:
+        return {"N": 32, "num_warps": 2, "num_stages": 2, "programs": 6}
     if not vectors:
         return {"N": 32 if d <= 64 else 16, "num_warps": 4, "num_stages": 2, "programs": 4}
     much, codes = shared_limit(sm) > 2**17, dtype.itemsize == 1
     scattered = scattered and not codes
     if not much or rows > 32 or scattered:
         n = 64 if d <= 128 else 32
+    elif rows > 16 and not codes:  # warps are laid along 64 rows: 32 are computed twice, which wants two programs
+        n = 128 if d <= 64 else 64
     else:
         n = 64 if d > 128 else 128 if d > 64 or codes else 256
-    stages = 4 if scattered and much else 3
+    stages = 3
     each = 2 * (stages - 1) * n * d * dtype.itemsize  # tiles of k and of v that are in flight
     return {
         "N": n,

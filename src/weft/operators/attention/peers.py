@@ -32,9 +32,12 @@ def in_torch(q: Tensor, k: Tensor, v: Tensor, **named: Any) -> Any:
 
 
 def aligned(t: Tensor) -> Tensor:
-    """A copy of what does not begin on 16 bytes: PyTorch 2.11's kernel for fp32, and the one for any dtype with a mask, read 16
-    there all the same, and fault."""
-    return t.clone() if t.is_cuda and not traced(t) and t.data_ptr() % 16 else t
+    """A copy where not all rows begin on 16 bytes: PyTorch 2.11's kernels for fp32, for few queries of grouped heads, and for
+    any dtype with a mask, read 16 there all the same, and fault."""
+    if not t.is_cuda or traced(t):
+        return t
+    off = t.data_ptr() % 16 or any(n * t.element_size() % 16 for n in t.stride()[:-1])
+    return t.clone(memory_format=torch.contiguous_format) if off else t
 
 
 def same_as_torchs(q: Tensor, k: Tensor, **named: Any) -> bool:
