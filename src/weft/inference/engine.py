@@ -6,7 +6,7 @@ from where the next step takes it. Where the host must know a token first (penal
 
 import secrets
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +14,12 @@ from torch import Tensor
 
 from weft.inference.cache import ROOT, Blocks
 from weft.inference.model import Decoder, Pages
+from weft.inference.parallel import Ranks
 from weft.inference.parameters import SamplingParameters
 from weft.inference.runner import Runner
 from weft.inference.sampling import Row, Sampled, sample, uniform
 from weft.inference.scheduler import Scheduler, Sequence, Work
+from weft.inference.speculation import Speculator
 from weft.inference.tokenizer import Tokenizer
 
 BLOCK = 16  # tokens of a cache block
@@ -94,7 +96,22 @@ class EngineConfig:
     graphs: bool = True
     block: int = BLOCK
     cache_dtype: torch.dtype | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Blocks."""
+        return self.cache_tokens // self.block
+
+    def runner(self, model: Decoder, ahead: int = 0, ranks: int = 1) -> Runner:
+        """A runner with its own cache, whose pages lie as those of any other that is made so."""
+        dtype = self.cache_dtype or model.dtype
+        pages = Pages.empty(model.config, self.count, self.block, dtype, model.device, ranks)
+        return Runner(model, pages, self.most_sequences, self.length(model, ahead) + ahead, self.block)
+
+    def length(self, model: Decoder, ahead: int = 0) -> int:
+        """Tokens of the longest sequence."""
+        longest = self.max_length or model.config.max_length
+        return min(longest, self.count * self.block - ahead)
 
 
 class Engine:
@@ -104,37 +121,36 @@ class Engine:
         model: on its device.
         tokenizer: makes the text of outputs; None for token ids alone.
         config: sizes.
-        pages: the cache's memory; made here if None.
         draft: proposes tokens that the model then checks together; None for none.
         exchange: makes ranks agree on tokens (tensor parallelism).
     """
 
     def __init__(
-        self, model: Decoder, tokenizer: Tokenizer | None, config: EngineConfig, *, pages: Pages | None = None,
-        draft: Any = None, exchange: Any = None,
+        self, model: Decoder, tokenizer: Tokenizer | None, config: EngineConfig, *,
+        draft: Speculator | None = None, exchange: Ranks | None = None,
     ):  # fmt: skip
         self.model, self.tokenizer, self.config, self.draft, self.exchange = model, tokenizer, config, draft, exchange
-        count = config.cache_tokens // config.block
-        if count < 1:
+        if config.count < 1:
             raise ValueError(
                 f"argument 'cache_tokens' is {config.cache_tokens}; expected at least a block of {config.block}"
             )
-        self.ahead = 0 if draft is None else draft.most
-        self.length = min(config.max_length or model.config.max_length, count * config.block - self.ahead)
-        self.blocks = Blocks(count, config.block, config.prefix_caching)
-        self.scheduler = Scheduler(self.blocks, config.most_sequences, config.most_tokens, config.invariant)
-        if pages is None:
-            ranks = exchange.ranks if exchange is not None else 1
-            pages = Pages.empty(
-                model.config, count, config.block, config.cache_dtype or model.dtype, model.device, ranks
+        if draft is not None and config.invariant:
+            raise ValueError(
+                "argument 'draft' beside batch_invariant: guesses are checked by other kernels; expected one of them"
             )
-        self.runner = Runner(model, pages, config.most_sequences, self.length + self.ahead, config.block)
+        self.ahead = 0 if draft is None else draft.most
+        self.length = config.length(model, self.ahead)
+        self.blocks = Blocks(config.count, config.block, config.prefix_caching)
+        self.scheduler = Scheduler(self.blocks, config.most_sequences, config.most_tokens, config.invariant)
+        self.runner = config.runner(model, self.ahead, 1 if exchange is None else exchange.ranks)
         self.requests: dict[str, Sequence] = {}
         self.in_flight: Step | None = None
         self.ended: list[Output] = []  # of requests that were aborted
         self.counted = Stats()
-        if config.graphs and model.device.type == "cuda" and config.cache_tokens:
-            self.runner.capture(config.most_sequences)
+        if config.graphs and model.device.type == "cuda":
+            for runner in (self.runner, getattr(draft, "runner", None)):
+                if runner is not None:
+                    runner.capture(config.most_sequences)
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -202,7 +218,6 @@ class Engine:
         )  # fmt: skip
         if waits and self.in_flight is not None:
             outputs += self._finish()
-        self._guess()
         work = self.scheduler.schedule(self.in_flight is not None, self.ahead)
         if work is None:
             outputs += self._finish()
@@ -211,25 +226,24 @@ class Engine:
         self.in_flight = self._launch(work) if work else None
         if before is not None:
             outputs += self._finish(before)
-        if not self.config.overlap and self.in_flight is not None:
+        if self.in_flight is not None and not (self.config.overlap and self.requests):
             outputs += self._finish()
         return outputs
 
-    def _guess(self) -> None:
-        """Guesses for sequences of which the host knows all tokens and that are about to decode."""
+    def _guess(self, decoding: list[Work], prompts: list[Work]) -> None:
         if self.draft is None:
             return
-        ready = [
-            s for s in self.scheduler.running if not s.pending and s.length - s.computed == 1 and s.grammar is None
-        ]
-        for sequence, guess in zip(ready, self.draft.guess(ready), strict=True):
-            sequence.draft = guess[: max(0, min(self.ahead, sequence.limit - sequence.length - 1))]
+        self.draft.follow(prompts)
+        for w, guess in zip(decoding, self.draft.guess(decoding) if decoding else (), strict=True):
+            s = w.sequence
+            w.draft = guess[: s.limit - s.length - 1] if s.grammar is None else []
 
     def _launch(self, work: list[Work]) -> Step:
         """Starts the model and the sampler; nothing waits for the device."""
         work = sorted(work, key=lambda w: not w.decodes)  # stable
         decoding = [w for w in work if w.decodes]
         prompts = work[len(decoding) :]
+        self._guess(decoding, prompts)
         queries = 1 + max((len(w.draft) for w in decoding), default=0)
         logits: list[Tensor] = []
         if decoding and (queries > 1 or not prompts):
@@ -238,8 +252,6 @@ class Engine:
                 logits.append(self.runner.mixed([], prompts))
         else:
             logits.append(self.runner.mixed(decoding, prompts))
-        if self.draft is not None:
-            self.draft.follow(self.runner, decoding, prompts)
         wanted = decoding + [w for w in prompts if w.sample]
         rows = [row for w in wanted for row in self._rows(w, queries if w.decodes else 1)]
         sampled = Sampled(torch.empty(0, dtype=torch.int64))
@@ -332,7 +344,6 @@ class Engine:
                 break
         self.counted.generated_tokens += len(taken)
         sequence.computed += len(taken) - 1  # of guesses that were right
-        sequence.draft = []
         if reason is None:
             return Output(sequence.id, tuple(taken), text, tuple(logprobs), prompt_tokens=sequence.prompt)
         return self._end(sequence, reason, tuple(taken), text, tuple(logprobs))

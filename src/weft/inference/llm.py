@@ -1,6 +1,7 @@
 """``weft.LLM``: a model folder, and text or tokens from it."""
 
 import itertools
+import os
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
@@ -10,12 +11,14 @@ from typing import Any
 import torch
 
 from weft.inference.checkpoint import Folder
-from weft.inference.config import read_config
+from weft.inference.config import ModelConfig, read_config
 from weft.inference.engine import Engine, EngineConfig, Output, TokenLogprobs
 from weft.inference.model import Decoder, Pages
 from weft.inference.parameters import SamplingParameters
+from weft.inference.speculation import DraftModel, NGram
 from weft.inference.tokenizer import INSTALL, Tokenizer
 
+DRAFT = 4  # tokens that are guessed at once
 CPU_TOKENS = 16384  # of the cache on a CPU, where nothing else is asked for
 Prompt = str | list[int]
 
@@ -67,6 +70,15 @@ class LLM:
         except ModuleNotFoundError as missing:
             raise ModuleNotFoundError(INSTALL, name=missing.name) from missing
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        ranks: Any = None
+        share: dict[str, Any] = {}
+        if tensor_parallel != 1:
+            from weft.inference.parallel import Ranks
+
+            if self.device.type == "cuda" and self.device.index is None:
+                self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            ranks = Ranks.join(tensor_parallel, self.device)
+            share = {"rank": ranks.rank, "ranks": ranks.ranks, "reduce": ranks.reduce}
         self.folder = str(folder)
         config = read_config(folder)
         self.tokenizer = Tokenizer.read(folder)
@@ -74,17 +86,35 @@ class LLM:
         if max_length is not None and not 1 <= max_length <= config.max_length:
             raise ValueError(f"argument 'max_length' is {max_length}; expected 1 … {config.max_length}, the model's")
         config = replace(config, max_length=max_length or config.max_length)
-        model = Decoder(config, Folder(folder), self.device, kind, invariant=batch_invariant)
+        model = Decoder(config, Folder(folder), self.device, kind, invariant=batch_invariant, **share)
         stored = _dtype("cache_dtype", cache_dtype) or kind
         gpu = self.device.type == "cuda"
-        left = CPU_TOKENS if cache_tokens or not gpu else _room(config, stored, self.device, memory)
+        small = None if draft in (None, "ngram") else self._draft(draft, config, kind)
+        each = Pages.bytes_per_token(config, stored, tensor_parallel)
+        if small is not None:
+            each += Pages.bytes_per_token(small.config, stored)
+        left = CPU_TOKENS if cache_tokens or not gpu else _room(config, each, self.device, memory)
         tokens = cache_tokens or min(left, most_sequences * config.max_length)
         sizes = EngineConfig(
             cache_tokens=tokens, most_sequences=most_sequences, most_tokens=8192 if gpu else 512, max_length=config.max_length,
             invariant=batch_invariant, overlap=gpu if overlap is None else overlap, cache_dtype=stored, graphs=graphs,
         )  # fmt: skip
-        self.engine = Engine(model, self.tokenizer, sizes)
+        guesses: Any = None
+        if small is not None:
+            guesses = DraftModel(sizes.runner(small, DRAFT), DRAFT)
+        elif draft is not None:
+            guesses = NGram(DRAFT)
+        self.engine = Engine(model, self.tokenizer, sizes, draft=guesses, exchange=ranks)
         self._ids = itertools.count()
+
+    def _draft(self, folder: str | Path, config: ModelConfig, dtype: torch.dtype) -> Decoder:
+        """The small model whose guesses this one checks."""
+        small = read_config(folder)
+        if small.vocab_size != config.vocab_size:
+            raise ValueError(
+                f"argument 'draft' has a vocabulary of {small.vocab_size}; expected {config.vocab_size}, the model's"
+            )
+        return Decoder(small, Folder(folder), self.device, dtype)
 
     def generate(
         self, prompts: Any, parameters: SamplingParameters | Items[SamplingParameters] | None = None,
@@ -171,14 +201,14 @@ def _dtype(argument: str, given: str | torch.dtype | None) -> torch.dtype | None
     return found
 
 
-def _room(config: Any, dtype: torch.dtype, device: torch.device, memory: float) -> int:
-    """Tokens of cache that a share of the GPU's memory leaves beside weights, work space and captured graphs."""
+def _room(config: ModelConfig, each: int, device: torch.device, memory: float) -> int:
+    """Tokens of cache, ``each`` of so many bytes, that a share of the GPU's memory leaves beside all else."""
     if not 0 < memory <= 1:
         raise ValueError(f"argument 'memory' is {memory}; expected a share, 0 … 1")
     free, total = torch.cuda.mem_get_info(device)
     reserved = 2**30 + 8192 * (4 * config.intermediate_size + 4 * config.hidden_size) * 2 + 256 * config.vocab_size * 16
     left = free - reserved - (1 - memory) * total
-    tokens = int(left // Pages.bytes_per_token(config, dtype))
+    tokens = int(left // each)
     if tokens < 16:
         raise ValueError(f"the GPU has {free / 2**30:.1f} GiB left; too few for a key/value cache beside the weights")
     return tokens

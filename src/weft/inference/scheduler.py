@@ -31,7 +31,6 @@ class Sequence:
     counts: Counter[int] = field(default_factory=Counter)  # generated tokens, where penalties ask for them
     text: Any = None  # TextStream
     grammar: Any = None
-    draft: list[int] = field(default_factory=list)  # guesses of the next tokens
     admitted: int = 0  # how often it was started
 
     @property
@@ -52,7 +51,7 @@ class Work:
     start: int
     end: int
     sample: bool
-    draft: list[int] = field(default_factory=list)
+    draft: list[int] = field(default_factory=list)  # guesses of the tokens behind
 
     @property
     def decodes(self) -> bool:
@@ -133,7 +132,7 @@ class Scheduler:
 
     def _note(self, work: list[Work], sequence: Sequence, count: int) -> int:
         end = sequence.computed + count
-        work.append(Work(sequence, sequence.computed, end, end == sequence.length, sequence.draft))
+        work.append(Work(sequence, sequence.computed, end, end == sequence.length))
         sequence.computed = end
         return count
 

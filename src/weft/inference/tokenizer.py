@@ -21,6 +21,7 @@ class Tokenizer:
     def __init__(self, backend: Any, special: dict[str, str] | None = None, template: str | None = None):
         self.backend, self.special, self.template = backend, special or {}, template
         self._rendered: Any = None
+        self.grammar: Any = None  # as llguidance has it, where a grammar was asked for
 
     @classmethod
     def read(cls, folder: str | Path) -> "Tokenizer":
