@@ -2,7 +2,8 @@
 
 import pytest
 
-from weft.learn import marked
+from weft.learn import course, marked
+from weft.learn.language import Text
 
 SOURCE = '''"""
 [en
@@ -37,6 +38,26 @@ def test_one_source_gives_skeleton_and_solution_in_each_language():
     assert marked.solution(SOURCE, "en") == en.replace("# I AM NOT DONE\n\n\n", "\n").replace(
         "return x", "return x + 1"
     )
+
+
+def test_a_wrong_solution_is_the_solution_with_some_of_its_text_replaced(tmp_path):
+    (tmp_path / "exercise.py").write_text(SOURCE, encoding="utf-8")
+    exercise = course.Exercise("f", "day9_test", 1, "python", Text("f", "f"), tmp_path)
+    assert exercise.wrong() == []
+    table = '[right.two]\nwhy = "Adds two."\nedits = [["x + 1", "x + 2"], ["x + 2", "x + 3"]]\n'
+    (tmp_path / "wrong.toml").write_text(table)
+    (wrong,) = exercise.wrong()
+    assert (wrong.name, wrong.stage, wrong.why) == ("two", "right", "Adds two.") and "return x + 3" in wrong.source
+    for bad, said in (
+        (table.replace('"x + 1"', '"y"'), "'y' occurs 0 times; expected once"),
+        (table.replace('"x + 1"', '"x"'), "occurs 2 times"),
+        (table + "stage = 1\n", r"expected a table \[right.two\] with why and edits"),
+        ('right = { two = "x" }', r"expected a table \[right.two\]"),
+        ("[right.two\n", "wrong.toml: "),
+    ):
+        (tmp_path / "wrong.toml").write_text(bad)
+        with pytest.raises(ValueError, match=said):
+            exercise.wrong()
 
 
 def test_cuda_sources_are_marked_in_their_own_comments():
