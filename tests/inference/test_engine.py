@@ -189,30 +189,38 @@ def test_end_tokens(model, folder, mixed):
         assert got == [e[: e.index(end) + 1] if end in e else e for e in expected[:3]]
 
 
-INVARIANT = (1, 2, 15, 33, 70)
+def logprobs_of(decoder, prompts, which, cache, count):
+    """Of one of the prompts, in a batch; and how often the batch preempted."""
+    engine = Engine(decoder, None, EngineConfig(cache, most_sequences=len(prompts), most_tokens=300, invariant=True))
+    p = weft.SamplingParameters(max_tokens=count, temperature=0, ignore_eos=True, logprobs=5)
+    for i, prompt in enumerate(prompts):
+        engine.add(str(i), prompt, p)
+    found = []
+    while engine.busy():
+        found += [x for o in engine.step() if o.request_id == str(which) for x in o.logprobs]
+    assert len(found) == count
+    return found, engine.stats.preemptions
+
+
+@pytest.fixture(scope="module")
+def invariant(folder):
+    return Decoder(read_config(folder[0]), Folder(folder[0]), torch.device("cpu"), torch.float32, invariant=True)
 
 
 @pytest.mark.parametrize("others", [3, 255, 256, 257])
-def test_batch_invariant_logits_do_not_depend_on_the_batch(folder, others):
-    path, _ = folder
-    decoder = Decoder(read_config(path), Folder(path), torch.device("cpu"), torch.float32, invariant=True)
-    p = weft.SamplingParameters(max_tokens=5, temperature=0, ignore_eos=True, logprobs=5)
+def test_batch_invariant_logits_do_not_depend_on_the_batch(invariant, others):
     choose = random.Random(others)
-    watched = prompts_of(*INVARIANT)[choose.randrange(5)]
+    watched = prompts_of(1, 2, 15, 33, 70)[choose.randrange(5)]
     prompts = prompts_of(*(choose.randrange(1, 24) for _ in range(others)), seed=1)
     at = choose.randrange(others)
     prompts.insert(at, watched)
-    results = []
-    for batch, cache in (([watched], 4096), (prompts, 4096), (prompts, 16 * others)):  # the last one preempts
-        engine = Engine(
-            decoder, None, EngineConfig(cache, most_sequences=len(prompts), most_tokens=300, invariant=True)
-        )
-        where = at if len(batch) > 1 else 0
-        for i, prompt in enumerate(batch):
-            engine.add(str(i), prompt, p)
-        found = []
-        while engine.busy():
-            found += [x for o in engine.step() if o.request_id == str(where) for x in o.logprobs]
-        results.append(found)
-    assert engine.stats.preemptions > 0
-    assert len(results[0]) == 5 and results[0] == results[1] == results[2]  # to the last bit
+    alone, _ = logprobs_of(invariant, [watched], 0, 4096, 5)
+    assert logprobs_of(invariant, prompts, at, 4096, 5) == (alone, 0)  # to the last bit
+    crowded, preemptions = logprobs_of(invariant, prompts, at, max(128, 4 * others), 5)
+    assert crowded == alone and (preemptions or others == 3)
+
+
+def test_batch_invariant_logits_do_not_depend_on_preemption(invariant):
+    prompts = prompts_of(33, 20)
+    alone, _ = logprobs_of(invariant, prompts[1:], 0, 4096, 40)
+    assert logprobs_of(invariant, prompts, 1, 96, 40) == (alone, 1)
