@@ -15,14 +15,16 @@ from weft.hardware.driver import Driver
 CUDA = Path(__file__).with_name("fake_nvml") / "fake_cuda.c"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def fake_cuda(fake_nvml, tmp_path, monkeypatch):
-    """The driver API of the first fake GPU, beside NVML."""
+    """The driver API beside NVML: it fails, unless the test asks for the first fake GPU."""
+    monkeypatch.setenv("FAKE_CUDA_INIT", "100")  # no device
     subprocess.run([str(COMPILER), "-shared", "-fPIC", "-o", str(tmp_path / "libcuda.so.1"), str(CUDA)], check=True)
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{tmp_path}:{fake_nvml.environment['LD_LIBRARY_PATH']}")
 
 
-def test_joins_both_libraries_by_pci_address(fake_nvml, fake_cuda, command):
+def test_joins_both_libraries_by_pci_address(fake_nvml, monkeypatch, command):
+    monkeypatch.setenv("FAKE_CUDA_INIT", "0")
     fake_nvml.mig(1, "3g.40gb", sm=60, mib=40448)
     code, out, _ = command("device", "--json")
     found = json.loads(out)
@@ -65,7 +67,7 @@ def test_a_gpu_that_fell_off_is_in_the_notes(fake_nvml):
     found = query()
     assert [d.index for d in found.devices] == [0]
     assert any(note.startswith("GPU 1") and note.endswith("GPU is lost") for note in found.notes)
-    assert any("the driver API does not answer" in note for note in found.notes)
+    assert any("the driver API does not answer (cuInit returns 100)" in note for note in found.notes)
 
 
 def test_without_a_gpu_the_answer_is_clear(fake_nvml, monkeypatch, command):

@@ -2,11 +2,13 @@
 
 import os
 import queue
+import random
+import re
 import subprocess
 import time
 
 import pytest
-from fake_nvml import FUNCTION_NOT_FOUND, NO_PERMISSION, NOT_SUPPORTED, VERSION_MISMATCH
+from fake_nvml import FUNCTION_NOT_FOUND, NO_PERMISSION, NOT_SUPPORTED, SOURCE, VERSION_MISMATCH
 
 from weft.hardware.telemetry.reader import Reader, read_once
 
@@ -68,6 +70,21 @@ def test_a_field_that_fails_costs_no_other(fake_nvml, function, code, fields, sa
     first, second = read_once().gpus
     assert all(second.missing[name] == said and not getattr(second, name, None) for name in fields)
     assert first.missing == {} and second.problem == "" and second.temperature_c == 41
+
+
+def test_whatever_fails_the_other_gpu_is_whole(fake_nvml, reader):
+    functions = re.findall(r"\bnvmlDevice\w+|\bnvmlGpm\w+", SOURCE.read_text())
+    whole = reader.read().gpus[1].temperature_c
+    for seed in range(40):
+        draw = random.Random(seed)
+        fake_nvml.heal()
+        for function in draw.sample(functions, draw.randint(1, 12)):
+            if function != "nvmlDeviceGetCount_v2":
+                fake_nvml.error(draw.choice([1, 2, 3, 4, 6, 7, 13, 15, 16, 17, 25, 999]), function, gpu=0)
+        found = reader.read()
+        assert found.problem == "" and len(found.gpus) == 2, seed
+        assert found.gpus[1].temperature_c == whole and found.gpus[1].missing == {}
+        assert found.gpus[0].problem or found.gpus[0].uuid
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCurrentClocksEventReasons"])

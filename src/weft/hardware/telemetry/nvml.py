@@ -245,11 +245,17 @@ class Nvml:
         except nvml.NVMLError as error:
             found.problem = f"NVML does not count the GPUs: {error}"
             return found
-        found.gpus = [self.gpu(index) for index in range(count)]
+        found.gpus = [self._whole(index) for index in range(count)]
         before, self.present = self.present, {gpu.uuid for gpu in found.gpus if not gpu.problem}
         if before and before != self.present:
             self.changed.set()
         return found
+
+    def _whole(self, index: int) -> Gpu:
+        try:
+            return self.gpu(index)
+        except Exception as error:  # an answer that nvidia-ml-py cannot decode costs this GPU, not the others
+            return Gpu(index=index, problem=f"{type(error).__name__}: {error}")
 
     def gpu(self, index: int) -> Gpu:
         nvml, gpu = self.nvml, Gpu(index=index)
