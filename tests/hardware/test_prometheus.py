@@ -81,13 +81,9 @@ def pages():
 
 @pytest.fixture
 def monitored(fake_nvml, pages, tmp_path, monkeypatch):
-    """Everything runs; gives Prometheus' address."""
+    """Starts everything with these rules and this configuration of Alertmanager; gives Prometheus' address."""
     monkeypatch.setenv("NODE_NAME", "node-7")
-    fake_nvml.mig(0)
     ports = {"webhook": pages[0], **{name: free_port() for name in ("exporter", "prometheus", "alertmanager")}}
-    (tmp_path / "rules.yml").write_text(RULES)
-    (tmp_path / "prometheus.yml").write_text(CONFIGURATION.format(**ports))
-    (tmp_path / "alertmanager.yml").write_text(ROUTE.format(**ports))
     listen = "--web.listen-address=127.0.0.1:{}".format
     commands = [
         [sys.executable, "-m", "weft", "exporter", "--port", str(ports["exporter"]), "--interval", "0.3"],
@@ -101,11 +97,18 @@ def monitored(fake_nvml, pages, tmp_path, monkeypatch):
         ],
     ]
     with ExitStack() as stack, (tmp_path / "log").open("w") as log:
-        for command in commands:
-            process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
-            stack.callback(process.wait, 20)
-            stack.callback(process.terminate)
-        yield f"http://127.0.0.1:{ports['prometheus']}"
+
+        def start(rules: str, route: str) -> str:
+            (tmp_path / "rules.yml").write_text(rules)
+            (tmp_path / "alertmanager.yml").write_text(route)
+            (tmp_path / "prometheus.yml").write_text(CONFIGURATION.format(**ports))
+            for command in commands:
+                process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
+                stack.callback(process.wait, 20)
+                stack.callback(process.terminate)
+            return f"http://127.0.0.1:{ports['prometheus']}"
+
+        yield start
 
 
 def wait_for(what, log, seconds: float = PATIENCE_S):
@@ -122,43 +125,70 @@ def wait_for(what, log, seconds: float = PATIENCE_S):
     pytest.fail(f"nothing within {seconds:g} s; the programs said: {log.read_text()[-3000:]}")
 
 
+def result(prometheus: str, query: str) -> list[dict]:
+    return fetch(f"{prometheus}/api/v1/query?{urllib.parse.urlencode({'query': query})}")["data"]["result"]
+
+
+def page(alerts: list[dict], log, name: str, status: str, **labels: str) -> dict:
+    """The alert of this name and status, when it has come."""
+
+    def fits(alert) -> bool:
+        found = alert["labels"]
+        return (found["alertname"], alert["status"]) == (name, status) and labels.items() <= found.items()
+
+    return wait_for(lambda: next(filter(fits, list(alerts)), None), log)
+
+
 def test_a_fault_reaches_the_webhook_and_its_end_too(monitored, fake_nvml, pages, tmp_path):
-    log, alerts = tmp_path / "log", pages[1]
-
-    def result(query: str) -> list[dict]:
-        return fetch(f"{monitored}/api/v1/query?{urllib.parse.urlencode({'query': query})}")["data"]["result"]
-
-    def page(name: str, status: str, **labels: str) -> dict:
-        """The alert of this name and status, when it has come."""
-
-        def fits(alert) -> bool:
-            found = alert["labels"]
-            return (found["alertname"], alert["status"]) == (name, status) and labels.items() <= found.items()
-
-        return wait_for(lambda: next(filter(fits, list(alerts)), None), log)
+    log, (webhook, alerts) = tmp_path / "log", pages
+    fake_nvml.mig(0)
+    prometheus = monitored(RULES, ROUTE.format(webhook=webhook))
 
     # a healthy machine: the dashboard has its data, and no rule fires
-    wait_for(lambda: result("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"), log)
-    wait_for(lambda: len(result("count_over_time(weft_gpu_up[1m]) >= 3")) == 2, log)
+    wait_for(lambda: result(prometheus, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE"), log)
+    wait_for(lambda: len(result(prometheus, "count_over_time(weft_gpu_up[1m]) >= 3")) == 2, log)
     for title, query in PANELS.items():
-        found = result(asked(query))
+        found = result(prometheus, asked(query))
         gpus = {series["metric"]["gpu"] for series in found if "gpu" in series["metric"]}
         assert found and gpus == (set() if query.startswith(("avg", "sum")) else {"0", "1"}), title
     for series, label in VARIABLES.values():
         match = urllib.parse.urlencode({"match[]": asked(series)})
-        values = {found[label] for found in fetch(f"{monitored}/api/v1/series?{match}")["data"]}
+        values = {found[label] for found in fetch(f"{prometheus}/api/v1/series?{match}")["data"]}
         assert len(values) == 1 if label == "instance" else values == {"Hostname": {"node-7"}, "gpu": {"0", "1"}}[label]
-    assert result("ALERTS") == []
+    assert result(prometheus, "ALERTS") == []
 
     fake_nvml.xid(1, 79)
     fake_nvml.vanish(1)
-    alert = page("GpuXid", "firing", gpu="1")
+    alert = page(alerts, log, "GpuXid", "firing", gpu="1")
     assert alert["annotations"]["summary"] == "GPU 1 of node-7: XID 79"
-    assert page("GpuLost", "firing", gpu="1", UUID="GPU-00000000-0000-0000-0000-000000000001")
-    assert {s["metric"]["gpu"] for s in result("DCGM_FI_DEV_GPU_TEMP")} == {"0"}
+    assert page(alerts, log, "GpuLost", "firing", gpu="1", UUID="GPU-00000000-0000-0000-0000-000000000001")
+    assert {s["metric"]["gpu"] for s in result(prometheus, "DCGM_FI_DEV_GPU_TEMP")} == {"0"}
 
     fake_nvml.heal()
-    assert page("GpuLost", "resolved", gpu="1")
+    assert page(alerts, log, "GpuLost", "resolved", gpu="1")
 
     fake_nvml.error(999, "nvmlDeviceGetCount_v2")
-    assert page("DriverGone", "firing")
+    assert page(alerts, log, "DriverGone", "firing")
+
+
+CLUSTER = """\
+name: lab
+nodes: [{{name: h100, count: 1, gpus: 2, gpu_type: H100, gpu_memory_gb: 80}}]
+alerts: {{receivers: [{{name: on-call, webhook: "http://127.0.0.1:{webhook}/", severity: critical}}]}}
+"""
+
+
+@pytest.mark.long
+def test_what_deploy_renders_from_a_cluster_file_fires(monitored, fake_nvml, pages, tmp_path):
+    from weft.deploy import rendering
+
+    log, (webhook, alerts) = tmp_path / "log", pages
+    (tmp_path / "cluster.yaml").write_text(CLUSTER.format(webhook=webhook))
+    files = rendering.render(rendering.load(tmp_path / "cluster.yaml"), "kubernetes")
+    plain = "monitoring/plain/"
+    prometheus = monitored(files[plain + "rules.yml"], files[plain + "alertmanager.yml"])
+    wait_for(lambda: result(prometheus, "count_over_time(weft_gpu_up[1m]) >= 45"), log)  # more than an evaluation
+    assert result(prometheus, "ALERTS") == []  # a machine that has just started is healthy
+    fake_nvml.xid(1, 79)
+    alert = page(alerts, log, "GPUFatalXid", "firing", gpu="1", Hostname="node-7", xid="79")
+    assert alert["annotations"]["summary"] == "GPU 1 of node-7: XID 79"
