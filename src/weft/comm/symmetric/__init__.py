@@ -1,5 +1,8 @@
-"""All-reduces over memory that all ranks of a host map, faster than NCCL at small and middle sizes."""
+"""Collectives over memory that all ranks of a host map, and products that overlap with theirs: faster than NCCL where each
+measured itself to be."""
 
 from weft.comm.symmetric.all_reduce import AllReduce
+from weft.comm.symmetric.expert_all_to_all import ExpertAllToAll
+from weft.comm.symmetric.overlapped_matmul import AllGatherMatmul, MatmulReduceScatter
 
-__all__ = ["AllReduce"]
+__all__ = ["AllGatherMatmul", "AllReduce", "ExpertAllToAll", "MatmulReduceScatter"]

@@ -10,22 +10,7 @@
 // All add in the order of the ranks, in fp32, so all ranks have the same bits. Calls are numbered on the device (a CUDA graph
 // replays them): odd and even calls use two halves of the buffers, so a call's data are overwritten two calls later, and to
 // come there a rank needs what this one sends in the call between.
-#include "prelude.cuh"
-
-constexpr int MOST_RANKS = 8, MOST_BLOCKS = 256;
-
-struct Peers {
-  u64 base[MOST_RANKS];  // each rank's buffer, at this rank's address for it
-};
-
-// Rank r's, without an index into the parameters, which would put them on the stack.
-template <int N> __device__ __forceinline__ u64 base_of(const Peers &peers, u32 r) {
-  u64 p = peers.base[0];
-#pragma unroll
-  for (int k = 1; k < N; k++)
-    if (k == r) p = peers.base[k];
-  return p;
-}
+#include "symmetric.cuh"
 
 // Where things are in a buffer, in bytes.
 struct Layout {
@@ -35,22 +20,6 @@ struct Layout {
   i64 most;
   u32 rank, pad;
 };
-
-__device__ __forceinline__ u32 read_word(const void *p) {
-  u32 v;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-
-__device__ __forceinline__ u32 acquire(const void *p) {
-  u32 v;
-  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-
-__device__ __forceinline__ void release(void *p, u32 v) {
-  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
-}
 
 // 16 bytes of data as two times (word, flag, word, flag).
 template <typename T, int C> __device__ __forceinline__ void send_flagged(u64 p, const Words<T, C> &w, u32 flag) {
@@ -74,52 +43,6 @@ template <typename T, int C> __device__ __forceinline__ Words<T, C> receive_flag
     } while (first != flag || second != flag);
   }
   return w;
-}
-
-// The number of this call. Every block reads it before the last one to end (`finish`) counts on.
-__device__ __forceinline__ u32 begin(const char *mine) { return read_word(mine) + 1; }
-
-__device__ __forceinline__ void finish(char *mine, u32 call) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    u32 *const state = reinterpret_cast<u32 *>(mine);
-    u32 before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(state + 1) : "memory");
-    if (before == gridDim.x - 1) {
-      state[1] = 0;
-      state[0] = call;
-    }
-  }
-}
-
-// A block tells the blocks of its number on the other ranks that what it has sent until now is there: flags only grow, MOMENTS
-// in each call. `kind` 0 or 1.
-constexpr u32 MOMENTS = 8;
-
-__device__ __forceinline__ u64 flags_of(int kind) { return 256 + u64(kind * MOST_BLOCKS + blockIdx.x) * MOST_RANKS * 4; }
-
-template <int N> __device__ __forceinline__ void tell(const Peers &peers, const Layout &at, int kind, u32 moment) {
-  __syncthreads();
-  const u32 r = threadIdx.x;
-  if (r < N && r != at.rank) {
-    asm volatile("fence.acq_rel.sys;" ::: "memory");
-    release(reinterpret_cast<void *>(base_of<N>(peers, r) + flags_of(kind) + at.rank * 4), moment);
-  }
-}
-
-template <int N> __device__ __forceinline__ void await(const char *mine, const Layout &at, int kind, u32 moment) {
-  const u32 r = threadIdx.x;
-  if (r < N && r != at.rank)
-    while (int(acquire(mine + flags_of(kind) + r * 4) - moment) < 0) {  // another rank may be further
-    }
-  __syncthreads();
-}
-
-template <typename T, int C> __device__ __forceinline__ void add(float (&sum)[C], const Words<T, C> &w) {
-  float f[C];
-  unpack(w, f);
-#pragma unroll
-  for (int i = 0; i < C; i++) sum[i] += f[i];
 }
 
 template <typename T, int N>
@@ -163,10 +86,10 @@ __global__ void __launch_bounds__(512)
         for (int r = 0; r < N; r++)
           if (r != at.rank) store(reinterpret_cast<T *>(peers.base[r] + half + at.rank * at.most) + u * C, w);
       }
-      tell<N>(peers, at, 0, call * MOMENTS + piece);
+      tell<N>(peers, at.rank, 0, call * MOMENTS + piece);
     }
     if (piece > 0) {
-      await<N>(mine, at, 0, call * MOMENTS + piece - 1);
+      await<N>(mine, at.rank, 0, call * MOMENTS + piece - 1);
       const i64 from = (i64(piece - 1) * gridDim.x + blockIdx.x) * each, to = min(from + each, units);
       for (i64 u = from + threadIdx.x; u < to; u += blockDim.x) {
         float sum[C] = {};
@@ -195,8 +118,8 @@ __global__ void __launch_bounds__(512) two_shot(const T *x, T *out, char *mine, 
     for (i64 u = from + threadIdx.x; u < to; u += blockDim.x)
       store(there + u * C, load<T, C>(x + (r * part + u) * C));
   }
-  tell<N>(peers, at, 0, call * MOMENTS);
-  await<N>(mine, at, 0, call * MOMENTS);
+  tell<N>(peers, at.rank, 0, call * MOMENTS);
+  await<N>(mine, at.rank, 0, call * MOMENTS);
   for (i64 u = from + threadIdx.x; u < to; u += blockDim.x) {
     float sum[C] = {};
 #pragma unroll
@@ -209,8 +132,8 @@ __global__ void __launch_bounds__(512) two_shot(const T *x, T *out, char *mine, 
     for (int r = 0; r < N; r++)  // sums lie behind the parts: half of `most` holds either
       if (r != at.rank) store(reinterpret_cast<T *>(peers.base[r] + half + at.rank * at.most + at.most / 2) + u * C, w);
   }
-  tell<N>(peers, at, 1, call * MOMENTS);
-  await<N>(mine, at, 1, call * MOMENTS);
+  tell<N>(peers, at.rank, 1, call * MOMENTS);
+  await<N>(mine, at.rank, 1, call * MOMENTS);
 #pragma unroll
   for (int k = 1; k < N; k++) {
     const u32 r = (at.rank + k) % N;
@@ -249,7 +172,7 @@ __global__ void __launch_bounds__(1024)
         }
     }
   }
-  if constexpr (!FLAGGED) tell<N>(peers, at, 0, call * MOMENTS);
+  if constexpr (!FLAGGED) tell<N>(peers, at.rank, 0, call * MOMENTS);
   Words<T, C> scale[EACH], rest[EACH];  // asked for while the peers' data are in flight
 #pragma unroll
   for (int k = 0; k < EACH; k++) {
@@ -259,7 +182,7 @@ __global__ void __launch_bounds__(1024)
       scale[k] = load<T, C>(weight + u * C);
     }
   }
-  if constexpr (!FLAGGED) await<N>(mine, at, 0, call * MOMENTS);
+  if constexpr (!FLAGGED) await<N>(mine, at.rank, 0, call * MOMENTS);
   float squares = 0;
 #pragma unroll
   for (int k = 0; k < EACH; k++) {

@@ -3,7 +3,6 @@
 Which algorithm, with how many blocks, or NCCL, is measured for the ranks at hand when an :class:`AllReduce` is made.
 """
 
-import statistics
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +12,9 @@ from torch import Tensor
 
 from weft.comm.group import Group
 from weft.comm.symmetric.launches import ALGORITHMS, UNIT, Launches, buffer_bytes
+from weft.comm.symmetric.memory import SymmetricMemory
+from weft.comm.symmetric.stream_order import StreamOrder
+from weft.comm.symmetric.timed import slowest_us
 
 MOST_BYTES = 8 << 20
 FLAGGED_BYTES = 1 << 20
@@ -23,7 +25,6 @@ GRIDS = {
     "one_shot": ((32, 1), (64, 1), (128, 1), (256, 1), (128, 2), (128, 4), (256, 2), (256, 4)),
     "two_shot": ((32, 1), (64, 1), (128, 1), (256, 1)),
 }
-IN_GRAPH, REPLAYS = 10, 7  # calls timed in a CUDA graph, and how often
 NCCL = "nccl"
 
 
@@ -56,23 +57,12 @@ class AllReduce:
     """
 
     def __init__(self, group: Group, *, most_bytes: int = MOST_BYTES, measure: bool = True):
-        import torch.distributed._symmetric_memory as symmetric
-
         self.group = group
         self.device = torch.device("cuda", torch.cuda.current_device())
-        size = buffer_bytes(group.size, most_bytes, FLAGGED_BYTES)
-        self._buffer = symmetric.empty(size, dtype=torch.uint8, device=self.device)
-        self._buffer.zero_()
-        process_group: Any = group.transport.group  # type: ignore[attr-defined]
-        self._handle = symmetric.rendezvous(self._buffer, process_group.group_name)
-        shift = self._buffer.data_ptr() - self._handle.buffer_ptrs[group.rank]
-        bases = [p + shift for p in self._handle.buffer_ptrs]
-        self.launches = Launches(self._buffer, bases, group.rank, most_bytes, FLAGGED_BYTES)
+        self._memory = SymmetricMemory(group, buffer_bytes(group.size, most_bytes, FLAGGED_BYTES))
+        self.launches = Launches(self._memory.mine, self._memory.bases, group.rank, most_bytes, FLAGGED_BYTES)
         self.most_bytes = most_bytes
-        self._stream: Any = None  # of the last call, and of the last one in a CUDA graph
-        self._captured: Any = None
-        torch.cuda.synchronize()
-        group.transport.barrier(True)  # no call before every buffer is zero
+        self._order = StreamOrder("all-reduces")
         large = "one_shot" if group.size == 2 else "two_shot"
         self.choices = [Choice(64 << 10, "one_shot_flagged", 0, 1, {}), Choice(most_bytes, large, 128, 1, {})]
         if measure:
@@ -86,7 +76,7 @@ class AllReduce:
         if algorithm == NCCL or self.launches.refused(algorithm, out):
             self._nccl(x, out)
         else:
-            self._in_turn()
+            self._order.enter()
             self.launches(algorithm, x, out, *grid)
         return out
 
@@ -121,7 +111,7 @@ class AllReduce:
         aligned = not any(self.launches.refused("one_shot", t) for t in (residual, weight))
         if aligned and not self.launches.rows_refused(x, flagged):
             out, hidden = torch.empty_like(x), torch.empty_like(x)
-            self._in_turn()
+            self._order.enter()
             self.launches.add_rms_norm(x, residual, weight, eps, out, hidden, flagged)
             return out, hidden
         from weft import ops
@@ -130,18 +120,6 @@ class AllReduce:
 
     def _nccl(self, x: Tensor, out: Tensor) -> None:
         self.group.transport.all_reduce(out, x, "sum", True)
-
-    def _in_turn(self) -> None:
-        """Two calls at once would share buffers and could wait for each other for ever: they are put in order."""
-        stream = torch.cuda.current_stream()
-        if torch.cuda.is_current_stream_capturing():
-            if self._captured not in (None, stream):
-                raise RuntimeError("symmetric all-reduces on two streams of a CUDA graph; make them on one")
-            self._captured = stream
-            return
-        if self._stream not in (None, stream):
-            stream.wait_stream(self._stream)
-        self._stream, self._captured = stream, None
 
     # ---- which one
 
@@ -164,34 +142,8 @@ class AllReduce:
                     if blocks * pieces * 512 * UNIT <= 2 * size or (blocks, pieces) == GRIDS[algorithm][0]:
                         call = partial(self.launches, algorithm, x, out, blocks, pieces)
                         candidates[f"{algorithm}/{blocks}/{pieces}"] = call
-        times = torch.tensor([self._graph_us(call) for call in candidates.values()], device=self.device)
-        self.group.transport.all_reduce(times, times, "max", True)
-        found = dict(zip(candidates, times.tolist(), strict=True))
+        found = slowest_us(self.group, candidates)
         best = min(found, key=lambda name: found[name])
         chosen, *grid = best.split("/")
         blocks, pieces = map(int, grid or (0, 0))
         return Choice(size, chosen, blocks, pieces, found)
-
-    def _graph_us(self, call: Any) -> float:
-        """Microseconds of a call in a CUDA graph of several."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            call()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(IN_GRAPH):
-                call()
-        graph.replay()
-        times = []
-        for _ in range(REPLAYS):
-            before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            graph.replay()  # brings the ranks together
-            before.record()
-            graph.replay()
-            after.record()
-            after.synchronize()
-            times.append(before.elapsed_time(after) * 1e3 / IN_GRAPH)
-        return statistics.median(times)
