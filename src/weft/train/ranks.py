@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from weft.comm import compression
+
 
 def world() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
@@ -92,7 +94,7 @@ def group(parallel: str, tensor: int, device: torch.device) -> Iterator[None]:
 
 def wrap(model: Any, settings: Any, tensor: int, device: torch.device) -> Any:
     """The model split over ranks and compiled, as the settings say. FSDP gathers weights in the dtype of ``amp`` and adds
-    gradients in fp32."""
+    gradients in fp32, if ``compress`` does not say otherwise."""
     mesh: Any = None
     if tensor > 1 or settings.parallel == "fsdp":
         from torch.distributed.device_mesh import init_device_mesh
@@ -105,19 +107,21 @@ def wrap(model: Any, settings: Any, tensor: int, device: torch.device) -> Any:
             block.compile()
     if settings.parallel == "ddp":
         ids = [device] if device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+        model = nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+        compression.compress_ddp(model, settings.compress)
+        return model
     if settings.parallel == "fsdp":
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        policy = MixedPrecisionPolicy()
+        reduced = torch.bfloat16 if settings.compress == "bf16" else torch.float32
+        policy = MixedPrecisionPolicy(reduce_dtype=reduced)
         if settings.amp == "bf16":
-            policy = MixedPrecisionPolicy(
-                param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
-            )
-        for block in model.blocks:
-            if any(True for _ in block.parameters()) and block is not model:
-                fully_shard(block, mesh=mesh["data"], mp_policy=policy)
-        fully_shard(model, mesh=mesh["data"], mp_policy=policy)
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced, cast_forward_inputs=False)
+        blocks = [b for b in model.blocks if any(True for _ in b.parameters()) and b is not model]
+        for module in (*blocks, model):
+            fully_shard(module, mesh=mesh["data"], mp_policy=policy)
+            if settings.compress == "fp8":
+                module.set_custom_reduce_scatter(compression.Fp8ReduceScatter())
     return model
 
 

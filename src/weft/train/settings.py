@@ -12,7 +12,8 @@ AMP = ("none", "bf16", "fp16")
 OPERATORS = ("weft", "torch")
 OPTIMIZERS = ("adamw", "sgd", "weft-adamw", "weft-adamw-8bit", "weft-lion", "weft-muon", "weft-sgd")
 PARALLEL = ("none", "ddp", "fsdp")
-CHOICES = {"amp": AMP, "operators": OPERATORS, "optimizer": OPTIMIZERS, "parallel": PARALLEL}
+COMPRESS = ("none", "bf16", "fp8", "powersgd")
+CHOICES = {"amp": AMP, "operators": OPERATORS, "optimizer": OPTIMIZERS, "parallel": PARALLEL, "compress": COMPRESS}
 
 
 def option(default: Any, help: str) -> Any:
@@ -49,6 +50,7 @@ class Settings:
     optimizer: str = option("weft-adamw", ", ".join(OPTIMIZERS))
     prefetch: bool = option(True, "the next batch is made, and its memory pinned, in a thread")
     parallel: str = option("none", "over torchrun's ranks: none, ddp, fsdp")
+    compress: str = option("none", "gradients between ranks: none, bf16, fp8 (with error feedback), powersgd (of ddp)")
 
     def __post_init__(self) -> None:
         for name, valid in CHOICES.items():
@@ -73,6 +75,13 @@ class Settings:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 0 or more")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed is {self.seed}; expected 0 to {2**31 - 1}")
+        if self.compress != "none" and self.parallel not in (
+            ("ddp",) if self.compress == "powersgd" else ("ddp", "fsdp")
+        ):
+            raise ValueError(
+                f"compress is {self.compress} and parallel {self.parallel}; expected parallel=ddp"
+                + (" (PowerSGD approximates whole gradients)" if self.compress == "powersgd" else " or fsdp")
+            )
         if self.cuda_graph and (self.parallel != "none" or self.compile):
             raise ValueError("cuda_graph goes with parallel=none and without compile (which makes graphs of its own)")
 

@@ -194,16 +194,16 @@ def nccl_dispatch(group: Group, x: Tensor, experts: Tensor, weights: Tensor, eac
     ]
     for received, sent in zip(rows, (x[source], local, scale), strict=True):
         width = sent.shape[1]
-        parts = ([s * width for s in side] for side in (sends, receives))
-        group.transport.all_to_all(received.view(-1), sent.contiguous().view(-1), *parts, True)
+        there, here = ([s * width for s in side] for side in (sends, receives))
+        group.transport.all_to_all(received.view(-1), sent.contiguous().view(-1), there, here, True)
     return Received(rows[0], rows[1], rows[2], NCCL, _Sent(len(x), source, sends, receives))
 
 
 def nccl_combine(group: Group, y: Tensor, sent: _Sent) -> Tensor:
     """The rows back by the backend's all-to-all, then added in the order of the ranks."""
     back = y.new_empty((len(sent.source), y.shape[1]))
-    parts = ([s * y.shape[1] for s in side] for side in (sent.receives, sent.sends))
-    group.transport.all_to_all(back.view(-1), y.view(-1), *parts, True)
+    there, here = ([s * y.shape[1] for s in side] for side in (sent.receives, sent.sends))
+    group.transport.all_to_all(back.view(-1), y.view(-1), there, here, True)
     out = torch.zeros((sent.tokens, y.shape[1]), dtype=torch.float32, device=y.device)
     first = 0
     for count in sent.sends:  # a token is sent to a rank once: no two rows of a part are added to one

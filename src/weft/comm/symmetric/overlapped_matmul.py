@@ -94,7 +94,7 @@ class Overlapped:
     """What both have. All ranks make the same calls in the same order.
 
     Args:
-        group: of ``weft.comm.run.join`` over NCCL.
+        group: of ``weft.comm.run.join`` over NCCL (over Gloo the collective and one product are the only way).
         most_bytes: of what a rank receives; larger calls go to NCCL and one product.
 
     Raises:
@@ -105,10 +105,11 @@ class Overlapped:
 
     def __init__(self, group: Group, most_bytes: int = MOST_BYTES):
         self.group, self.most_bytes = group, most_bytes
-        self._memory = SymmetricMemory(group, most_bytes)
-        self._order = StreamOrder(self.what)
-        self._side = torch.cuda.Stream()
         self.measured_us: dict[Any, dict[str, float]] = {}
+        if group.backend == "nccl":
+            self._memory = SymmetricMemory(group, most_bytes)
+            self._order = StreamOrder(self.what)
+            self._side = torch.cuda.Stream()
 
     def __call__(self, x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         """``x`` and ``weight`` [N, K]: 16-bit floats or fp32, contiguous. The first call of a shape measures the ways,
@@ -120,7 +121,7 @@ class Overlapped:
         self._check(x, weight)
         out = torch.empty(self._shape(x, weight), dtype=x.dtype, device=x.device) if out is None else out
         key = self._key(x, weight)
-        if key not in self.measured_us and not torch.cuda.is_current_stream_capturing():
+        if x.is_cuda and key not in self.measured_us and not torch.cuda.is_current_stream_capturing():
             ways = {name: functools.partial(self.run, name, x, weight, out) for name in self.ways(x, weight)}
             self.measured_us[key] = slowest_us(self.group, ways, IN_GRAPH)
         self.run(self.explain(x, weight), x, weight, out)
