@@ -4,19 +4,19 @@ as two GPUs would; without a GPU the kernels are compiled and what they refuse i
 import pytest
 import torch
 
+from weft.comm.symmetric import expert_launches
+from weft.comm.symmetric.expert_launches import ExpertLaunches, Form
 from weft.comm.symmetric.launches import ALGORITHMS, FLAGS_END, SOURCE, Launches, buffer_bytes
 from weft.operators.cuda import CTYPES, compile_cubin
 
 MOST, FLAGGED = 1 << 20, 1 << 18
 
 
-@pytest.fixture
-def ranks():
-    """Two ranks' launches, and a call of both: ``pair(lambda launches, rank: …)``."""
-    size = buffer_bytes(2, MOST, FLAGGED)
+def two_ranks(size, made):
+    """A call of both ranks' launches, ``made(buffer, bases, rank)``: ``pair(lambda launches, rank: …)``."""
     buffers = [torch.zeros(size, dtype=torch.uint8, device="cuda") for _ in range(2)]
     bases = [b.data_ptr() for b in buffers]
-    launches = [Launches(b, bases, r, MOST, FLAGGED) for r, b in enumerate(buffers)]
+    launches = [made(b, bases, r) for r, b in enumerate(buffers)]
     streams = [torch.cuda.Stream() for _ in range(2)]
 
     def pair(call):
@@ -27,6 +27,11 @@ def ranks():
         torch.cuda.synchronize()
 
     return pair
+
+
+@pytest.fixture
+def ranks():
+    return two_ranks(buffer_bytes(2, MOST, FLAGGED), lambda buffer, bases, r: Launches(buffer, bases, r, MOST, FLAGGED))
 
 
 @pytest.mark.gpu
@@ -41,8 +46,8 @@ def test_sums_on_two_ranks(ranks, algorithm, dtype):
         if any(x.numel() * x.element_size() > FLAGGED for x in inputs) and algorithm == "one_shot_flagged":
             continue
         expected = (inputs[0].double() + inputs[1].double()).to(dtype)
-        for blocks, pieces in ((0, 1), (16, 3)):
-            ranks(lambda launches, r: launches(algorithm, inputs[r], outs[r], blocks, pieces))  # noqa: B023
+        for blocks in (0, 16):
+            ranks(lambda launches, r: launches(algorithm, inputs[r], outs[r], blocks))  # noqa: B023
             assert torch.equal(outs[0], outs[1])
             torch.testing.assert_close(outs[0], expected)
 
@@ -91,6 +96,57 @@ def test_graphs_replay(ranks):
         assert torch.equal(outs[0], torch.full_like(outs[0], 3.0 * k)) and torch.equal(outs[0], outs[1])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", CTYPES)
+@pytest.mark.parametrize(("tokens", "width", "k", "experts"), [(5, 64, 2, 4), (300, 2056, 8, 16)])
+def test_experts_on_two_ranks(dtype, tokens, width, k, experts):
+    """Other token counts on each rank and in each call; expert e multiplies by e + 1, exactly by integers."""
+    form = Form(2, tokens, width, k, experts, dtype)
+    pair = two_ranks(form.offsets[-1], lambda buffer, bases, r: ExpertLaunches(form, buffer, bases, r))
+    g = torch.Generator("cuda").manual_seed(0)
+    for counts in ((tokens, tokens), (tokens // 2, 0), (1, tokens)):
+        x = [torch.randint(-2, 3, (t, width), generator=g, device="cuda").to(dtype) for t in counts]
+        chosen = [torch.rand((t, experts), generator=g, device="cuda").topk(k).indices.int() for t in counts]
+        for c in chosen:
+            c[::3, 0] = -1
+        weights = [torch.randint(0, 2, c.shape, generator=g, device="cuda").float() for c in chosen]
+        outs = [torch.full_like(t, float("nan")) for t in x]
+        made = {}
+
+        def dispatch(launches, r):
+            launches.dispatch(x[r], chosen[r], weights[r])  # noqa: B023
+
+        def expert(launches, r):
+            filled = launches.experts >= 0
+            factor = torch.where(filled, launches.weights * (launches.experts + 1 + r * form.each), 0.0).sum(1)
+            y = launches.rows.float() * factor[:, None]
+            y[~filled.any(1)] = float("nan")  # what holds nothing is not read
+            made[r] = y.to(dtype)  # noqa: B023
+
+        def combine(launches, r):
+            launches.combine(made[r], chosen[r], outs[r])  # noqa: B023
+
+        for step in (dispatch, expert, combine):
+            pair(step)
+        for r in range(2):
+            assert torch.equal(outs[r], (x[r].float() * (weights[r] * (chosen[r] + 1)).sum(1, keepdim=True)).to(dtype))
+
+
+def test_forms_of_exchanges_that_are_refused():
+    good = {"ranks": 2, "tokens": 4, "width": 64, "k": 2, "experts": 8, "dtype": torch.bfloat16}
+    assert Form(**good).offsets[-1] == FLAGS_END + 2 * 64 + 2 * 8 * 128
+    for change, message in (
+        ({"ranks": 9}, "expected 2 to 8"),
+        ({"dtype": torch.int8}, "fp32, fp16 or bf16"),
+        ({"tokens": 0}, "tokens is 0"),
+        ({"k": 9}, "k 9 of 8 experts"),
+        ({"experts": 9}, "a multiple of 2 ranks"),
+        ({"width": 65}, "130 bytes; expected a multiple of 16"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Form(**(good | change))
+
+
 def launches(n=2):
     buffer = torch.zeros(buffer_bytes(n, MOST, FLAGGED), dtype=torch.uint8)
     return Launches(buffer, [buffer.data_ptr()] * n, 0, MOST, FLAGGED)
@@ -128,3 +184,5 @@ def test_buffers_hold_what_calls_write():
 def test_kernels_compile(sm):
     for kernel in (*(f"{a}<bf16, 2>" for a in ALGORITHMS), "two_shot<float, 8>", "add_rms_norm<fp16, 4, 2, true>"):
         assert compile_cubin(SOURCE, kernel, sm)[0]
+    for kernel in ("dispatch<2>", "combine<float, 8>", "combine<fp16, 2>"):
+        assert compile_cubin(expert_launches.SOURCE, kernel, sm)[0]

@@ -107,7 +107,11 @@ def wrap(model: Any, settings: Any, tensor: int, device: torch.device) -> Any:
             block.compile()
     if settings.parallel == "ddp":
         ids = [device] if device.type == "cuda" else None
-        model = nn.parallel.DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+        # hooks are Python: fewer, larger buckets than PyTorch's 25 MiB
+        bucket_mb = None if settings.compress == "none" else 100
+        model = nn.parallel.DistributedDataParallel(
+            model, device_ids=ids, gradient_as_bucket_view=True, bucket_cap_mb=bucket_mb
+        )
         compression.compress_ddp(model, settings.compress)
         return model
     if settings.parallel == "fsdp":

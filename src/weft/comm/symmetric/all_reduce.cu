@@ -69,36 +69,26 @@ __global__ void __launch_bounds__(512)
   finish(mine, call);
 }
 
-// In `pieces` (up to MOMENTS): the next piece is sent before the last one is awaited and added.
 template <typename T, int N>
-__global__ void __launch_bounds__(512)
-    one_shot(const T *x, T *out, char *mine, Peers peers, Layout at, i64 units, int pieces) {
+__global__ void __launch_bounds__(512) one_shot(const T *x, T *out, char *mine, Peers peers, Layout at, i64 units) {
   constexpr int C = 16 / sizeof(T);
   const u32 call = begin(mine);
   const i64 half = at.data + (call & 1) * N * at.most;
-  const i64 parts = i64(gridDim.x) * pieces, each = (units + parts - 1) / parts;
-  for (int piece = 0; piece <= pieces; piece++) {
-    if (piece < pieces) {
-      const i64 from = (i64(piece) * gridDim.x + blockIdx.x) * each, to = min(from + each, units);
-      for (i64 u = from + threadIdx.x; u < to; u += blockDim.x) {
-        const Words<T, C> w = load<T, C>(x + u * C);
+  const i64 each = (units + gridDim.x - 1) / gridDim.x, from = blockIdx.x * each, to = min(from + each, units);
+  for (i64 u = from + threadIdx.x; u < to; u += blockDim.x) {
+    const Words<T, C> w = load<T, C>(x + u * C);
 #pragma unroll
-        for (int r = 0; r < N; r++)
-          if (r != at.rank) store(reinterpret_cast<T *>(peers.base[r] + half + at.rank * at.most) + u * C, w);
-      }
-      tell<N>(peers, at.rank, 0, call * MOMENTS + piece);
-    }
-    if (piece > 0) {
-      await<N>(mine, at.rank, 0, call * MOMENTS + piece - 1);
-      const i64 from = (i64(piece - 1) * gridDim.x + blockIdx.x) * each, to = min(from + each, units);
-      for (i64 u = from + threadIdx.x; u < to; u += blockDim.x) {
-        float sum[C] = {};
+    for (int r = 0; r < N; r++)
+      if (r != at.rank) store(reinterpret_cast<T *>(peers.base[r] + half + at.rank * at.most) + u * C, w);
+  }
+  tell<N>(peers, at.rank, 0, call);
+  await<N>(mine, at.rank, 0, call);
+  for (i64 u = from + threadIdx.x; u < to; u += blockDim.x) {
+    float sum[C] = {};
 #pragma unroll
-        for (int r = 0; r < N; r++)
-          add(sum, load<T, C>((r == at.rank ? x : reinterpret_cast<const T *>(mine + half + r * at.most)) + u * C));
-        store(out + u * C, pack<T, C>(sum));
-      }
-    }
+    for (int r = 0; r < N; r++)
+      add(sum, load<T, C>((r == at.rank ? x : reinterpret_cast<const T *>(mine + half + r * at.most)) + u * C));
+    store(out + u * C, pack<T, C>(sum));
   }
   finish(mine, call);
 }
@@ -118,8 +108,8 @@ __global__ void __launch_bounds__(512) two_shot(const T *x, T *out, char *mine, 
     for (i64 u = from + threadIdx.x; u < to; u += blockDim.x)
       store(there + u * C, load<T, C>(x + (r * part + u) * C));
   }
-  tell<N>(peers, at.rank, 0, call * MOMENTS);
-  await<N>(mine, at.rank, 0, call * MOMENTS);
+  tell<N>(peers, at.rank, 0, call);
+  await<N>(mine, at.rank, 0, call);
   for (i64 u = from + threadIdx.x; u < to; u += blockDim.x) {
     float sum[C] = {};
 #pragma unroll
@@ -132,8 +122,8 @@ __global__ void __launch_bounds__(512) two_shot(const T *x, T *out, char *mine, 
     for (int r = 0; r < N; r++)  // sums lie behind the parts: half of `most` holds either
       if (r != at.rank) store(reinterpret_cast<T *>(peers.base[r] + half + at.rank * at.most + at.most / 2) + u * C, w);
   }
-  tell<N>(peers, at.rank, 1, call * MOMENTS);
-  await<N>(mine, at.rank, 1, call * MOMENTS);
+  tell<N>(peers, at.rank, 1, call);
+  await<N>(mine, at.rank, 1, call);
 #pragma unroll
   for (int k = 1; k < N; k++) {
     const u32 r = (at.rank + k) % N;
@@ -172,7 +162,7 @@ __global__ void __launch_bounds__(1024)
         }
     }
   }
-  if constexpr (!FLAGGED) tell<N>(peers, at.rank, 0, call * MOMENTS);
+  if constexpr (!FLAGGED) tell<N>(peers, at.rank, 0, call);
   Words<T, C> scale[EACH], rest[EACH];  // asked for while the peers' data are in flight
 #pragma unroll
   for (int k = 0; k < EACH; k++) {
@@ -182,7 +172,7 @@ __global__ void __launch_bounds__(1024)
       scale[k] = load<T, C>(weight + u * C);
     }
   }
-  if constexpr (!FLAGGED) await<N>(mine, at.rank, 0, call * MOMENTS);
+  if constexpr (!FLAGGED) await<N>(mine, at.rank, 0, call);
   float squares = 0;
 #pragma unroll
   for (int k = 0; k < EACH; k++) {

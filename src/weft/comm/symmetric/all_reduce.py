@@ -19,12 +19,7 @@ from weft.comm.symmetric.timed import slowest_us
 MOST_BYTES = 8 << 20
 FLAGGED_BYTES = 1 << 20
 LEAST_MEASURED = 4 << 10
-# (blocks, pieces) that are tried
-GRIDS = {
-    "one_shot_flagged": ((0, 1),),
-    "one_shot": ((32, 1), (64, 1), (128, 1), (256, 1), (128, 2), (128, 4), (256, 2), (256, 4)),
-    "two_shot": ((32, 1), (64, 1), (128, 1), (256, 1)),
-}
+BLOCKS = {"one_shot_flagged": (0,), "one_shot": (32, 64, 128, 256), "two_shot": (32, 64, 128, 256)}  # that are tried
 NCCL = "nccl"
 
 
@@ -35,7 +30,6 @@ class Choice:
     most_bytes: int
     algorithm: str
     blocks: int
-    pieces: int
     measured_us: dict[str, float]
 
 
@@ -64,7 +58,7 @@ class AllReduce:
         self.most_bytes = most_bytes
         self._order = StreamOrder("all-reduces")
         large = "one_shot" if group.size == 2 else "two_shot"
-        self.choices = [Choice(64 << 10, "one_shot_flagged", 0, 1, {}), Choice(most_bytes, large, 128, 1, {})]
+        self.choices = [Choice(64 << 10, "one_shot_flagged", 0, {}), Choice(most_bytes, large, 128, {})]
         if measure:
             self.choices = self.measured()
 
@@ -72,24 +66,23 @@ class AllReduce:
         """The sum over the ranks of ``x`` (fp32, fp16, bf16, added in fp32), into ``out`` (by default a new tensor; may be
         ``x``). What the kernels do not take (unaligned, too large, other dtypes) goes to NCCL: :meth:`explain` says which."""
         out = torch.empty_like(x) if out is None else out
-        algorithm, *grid = self.explain(x)
+        algorithm, blocks = self.explain(x)
         if algorithm == NCCL or self.launches.refused(algorithm, out):
             self._nccl(x, out)
         else:
             self._order.enter()
-            self.launches(algorithm, x, out, *grid)
+            self.launches(algorithm, x, out, blocks)
         return out
 
-    def explain(self, x: Tensor) -> tuple[str, int, int]:
-        """The algorithm, blocks and pieces of a call; ``nccl`` where no kernel takes it or NCCL was measured faster."""
-        size = x.numel() * x.element_size()
-        choice = next((c for c in self.choices if size <= c.most_bytes), None)
+    def explain(self, x: Tensor) -> tuple[str, int]:
+        """The algorithm and blocks of a call; ``nccl`` where no kernel takes it or NCCL was measured faster."""
+        choice = self._choice_of(x.numel() * x.element_size())
         if choice is None or choice.algorithm == NCCL:
-            return NCCL, 0, 0
+            return NCCL, 0
         for algorithm in (choice.algorithm, "one_shot"):  # an odd number of units does not divide for two_shot
             if not self.launches.refused(algorithm, x):
-                return algorithm, choice.blocks, choice.pieces
-        return NCCL, 0, 0
+                return algorithm, choice.blocks
+        return NCCL, 0
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
         """``hidden`` = the sum over the ranks of ``x`` + ``residual``; returns its RMSNorm times ``weight`` and ``hidden``.
@@ -99,7 +92,7 @@ class AllReduce:
             residual: the same on all ranks, as ``x``.
             weight: ``[width]``.
 
-        In one kernel up to 256 rows (1 MiB where flags in the data are the faster way); beyond that the all-reduce, whose
+        In one kernel up to 256 rows; beyond that the all-reduce, whose
         result is rounded once more, then ``weft.ops.add_rms_norm``.
         """
         if x.shape != residual.shape or weight.shape != x.shape[-1:] or not x.dtype == residual.dtype == weight.dtype:
@@ -107,7 +100,9 @@ class AllReduce:
                 f"x is {tuple(x.shape)} {x.dtype}, residual {tuple(residual.shape)} {residual.dtype}, weight "
                 f"{tuple(weight.shape)} {weight.dtype}; expected the same shape and dtype, and a weight of the last dimension"
             )
-        flagged = self.explain(x)[0] == "one_shot_flagged"
+        # here flags in the data lose to a fence at half of the all-reduce's size: a block has a row, with its own registers
+        choice = self._choice_of(2 * x.numel() * x.element_size())
+        flagged = choice is not None and choice.algorithm == "one_shot_flagged"
         aligned = not any(self.launches.refused("one_shot", t) for t in (residual, weight))
         if aligned and not self.launches.rows_refused(x, flagged):
             out, hidden = torch.empty_like(x), torch.empty_like(x)
@@ -117,6 +112,9 @@ class AllReduce:
         from weft import ops
 
         return ops.add_rms_norm(self(x), residual, weight, eps=eps)
+
+    def _choice_of(self, size: int) -> Choice | None:
+        return next((c for c in self.choices if size <= c.most_bytes), None)
 
     def _nccl(self, x: Tensor, out: Tensor) -> None:
         self.group.transport.all_reduce(out, x, "sum", True)
@@ -138,12 +136,10 @@ class AllReduce:
         candidates: dict[str, Any] = {NCCL: partial(self._nccl, out, out)}
         for algorithm in ALGORITHMS:
             if not self.launches.refused(algorithm, x):
-                for blocks, pieces in GRIDS[algorithm]:
-                    if blocks * pieces * 512 * UNIT <= 2 * size or (blocks, pieces) == GRIDS[algorithm][0]:
-                        call = partial(self.launches, algorithm, x, out, blocks, pieces)
-                        candidates[f"{algorithm}/{blocks}/{pieces}"] = call
+                for blocks in BLOCKS[algorithm]:
+                    if blocks * 512 * UNIT <= 2 * size or blocks == BLOCKS[algorithm][0]:
+                        candidates[f"{algorithm}/{blocks}"] = partial(self.launches, algorithm, x, out, blocks)
         found = slowest_us(self.group, candidates)
         best = min(found, key=lambda name: found[name])
-        chosen, *grid = best.split("/")
-        blocks, pieces = map(int, grid or (0, 0))
-        return Choice(size, chosen, blocks, pieces, found)
+        chosen, _, blocks = best.partition("/")
+        return Choice(size, chosen, int(blocks or 0), found)

@@ -17,7 +17,6 @@ ALGORITHMS = ("one_shot_flagged", "one_shot", "two_shot")
 FLAGS_END = 256 + 2 * MOST_BLOCKS * MOST_RANKS * 4  # bytes: the call's number, then flags of two meetings
 UNIT = 16  # bytes of a thread's access
 MOST_EACH = 4  # units a thread has of a row
-MOST_PIECES = 8  # as MOMENTS in all_reduce.cu
 
 
 class Peers(ctypes.Structure):
@@ -75,12 +74,11 @@ class Launches:
             return f"{size:,} bytes do not divide into {self.ranks} parts of 16 bytes"
         return ""
 
-    def __call__(self, algorithm: str, x: Tensor, out: Tensor, blocks: int = 0, pieces: int = 1) -> None:
+    def __call__(self, algorithm: str, x: Tensor, out: Tensor, blocks: int = 0) -> None:
         """Queues one call on the current stream; ``out`` may be ``x``. All ranks make the same one.
 
         Args:
             blocks: the most that are launched (0: 128).
-            pieces: of one_shot, in which what is sent overlaps with what is added.
 
         Raises:
             ValueError: an algorithm that does not take this tensor.
@@ -89,16 +87,14 @@ class Launches:
             raise ValueError(f"symmetric all_reduce by {algorithm}: {reason}")
         if x.numel():
             units = x.numel() * x.element_size() // UNIT
-            self._plan(algorithm, x.dtype, units, blocks, pieces)(x, out, self.mine)
+            self._plan(algorithm, x.dtype, units, blocks)(x, out, self.mine)
 
-    def _made(self, algorithm: str, dtype: torch.dtype, units: int, blocks: int, pieces: int) -> CudaPlan:
+    def _made(self, algorithm: str, dtype: torch.dtype, units: int, blocks: int) -> CudaPlan:
         block = 256 if units <= 4096 else 512
         each = 1 if algorithm == "one_shot_flagged" else 2
         of_rank = units // self.ranks if algorithm == "two_shot" else units
         grid = min(blocks or 128, max(-(-of_rank // (block * each)), 1), MOST_BLOCKS)
         scalars: list[Any] = [self._peers, self._layout, ctypes.c_int64(units)]
-        if algorithm == "one_shot":
-            scalars.append(ctypes.c_int(min(pieces, MOST_PIECES)))
         return CudaPlan(SOURCE, f"{algorithm}<{CTYPES[dtype]}, {self.ranks}>", (grid, 1), block, scalars)
 
     def rows_refused(self, x: Tensor, flagged: bool) -> str:

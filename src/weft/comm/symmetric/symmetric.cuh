@@ -50,25 +50,23 @@ __device__ __forceinline__ void finish(char *mine, u32 call) {
   }
 }
 
-// A block tells the blocks of its number on the other ranks that what it has sent until now is there: flags only grow, MOMENTS
-// in each call. `kind` 0 or 1.
-constexpr u32 MOMENTS = 8;
-
+// A block tells the blocks of its number on the other ranks that what it has sent in this call is there: flags only grow.
+// `kind` 0 or 1: of two meetings.
 __device__ __forceinline__ u64 flags_of(int kind) { return 256 + u64(kind * MOST_BLOCKS + blockIdx.x) * MOST_RANKS * 4; }
 
-template <int N> __device__ __forceinline__ void tell(const Peers &peers, u32 rank, int kind, u32 moment) {
+template <int N> __device__ __forceinline__ void tell(const Peers &peers, u32 rank, int kind, u32 call) {
   __syncthreads();
   const u32 r = threadIdx.x;
   if (r < N && r != rank) {
     asm volatile("fence.acq_rel.sys;" ::: "memory");
-    release(reinterpret_cast<void *>(base_of<N>(peers, r) + flags_of(kind) + rank * 4), moment);
+    release(reinterpret_cast<void *>(base_of<N>(peers, r) + flags_of(kind) + rank * 4), call);
   }
 }
 
-template <int N> __device__ __forceinline__ void await(const char *mine, u32 rank, int kind, u32 moment) {
+template <int N> __device__ __forceinline__ void await(const char *mine, u32 rank, int kind, u32 call) {
   const u32 r = threadIdx.x;
   if (r < N && r != rank)
-    while (int(acquire(mine + flags_of(kind) + r * 4) - moment) < 0) {  // another rank may be further
+    while (int(acquire(mine + flags_of(kind) + r * 4) - call) < 0) {  // another rank may be further
     }
   __syncthreads();
 }
