@@ -78,6 +78,7 @@ struct Thread {
   std::deque<std::vector<std::function<void()>>> committed;  // copies; TMA's stores
   std::vector<std::function<void()>> unfenced;               // stores that TMA does not see yet
   std::vector<std::function<void()>> unreleased;             // stores to memory that other blocks do not see yet
+  std::map<u64, u64> last_read;                              // by waits for what other ranks send
   u32 cluster_generation = 0;                                // that it has arrived at
   std::vector<Access> accesses;
   void *argument[4];
@@ -107,6 +108,7 @@ inline struct Machine {
   u32 block_threads = 0, shared_bytes = 0;  // of a launch
   u64 progress = 0;
   bool count_banks = false;
+  bool late_stores = false;  // whether inline PTX's stores of 16 bytes, too, are seen by other blocks after a release only
   bool stays = false;  // whether a block must not leave before what it sends has come
   std::map<std::string, std::pair<u64, u64>> banks;  // kind of access: passes taken, fewest possible
 } machine;

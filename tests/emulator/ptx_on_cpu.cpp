@@ -276,6 +276,19 @@ inline void store_aligned(Call &c, int count) {
   for (int i = 0; i < count; i++) reinterpret_cast<u32 *>(c.get(0))[i] = c.as<u32>(1 + i);
 }
 
+// A release: of this thread's stores, and of those of the threads that it has met.
+inline void show_what_is_known() {
+  show(machine.now->unreleased);
+  for (auto &meeting : machine.now->block->met) show(meeting.second);
+}
+
+// A thread that waits for a word has got further when it finds another value there.
+inline void noticed(u64 address) {
+  const u64 is = *reinterpret_cast<u32 *>(address) | u64(reinterpret_cast<u32 *>(address)[1]) << 32;
+  u64 &was = machine.now->last_read[address];
+  if (was != is) was = is, machine.progress++;
+}
+
 inline void three_way(Call &c) {
   const u32 a = c.as<u32>(1), b = c.as<u32>(2), third = c.as<u32>(3), table = c.as<u32>(4);
   u32 r = 0;
@@ -461,8 +474,7 @@ inline Play emulate_of(const std::string &name) {
       {"bar.arrive", [](Call &c) { come(own().meetings[c.as(0)], c.get(1)); }},
       {"st.release.gpu.global.u32",  // also of what other threads stored before they met this one
        [](Call &c) {
-         show(machine.now->unreleased);
-         for (auto &meeting : own().met) show(meeting.second);
+         show_what_is_known();
          *reinterpret_cast<u32 *>(c.get(0)) = c.get(1), machine.progress++;
        }},
       {"st.relaxed.gpu.global.u32", [](Call &c) { *reinterpret_cast<u32 *>(c.get(0)) = c.get(1), machine.progress++; }},
@@ -471,6 +483,40 @@ inline Play emulate_of(const std::string &name) {
          const u32 is = *reinterpret_cast<u32 *>(c.get(1));
          if (!is) yield();
          c.set(0, is);
+       }},
+      // between ranks, each of which is some of the blocks
+      {"fence.acq_rel.sys", [](Call &) { show_what_is_known(); }},
+      {"st.release.sys.global.u32",
+       [](Call &c) {
+         show_what_is_known();
+         *reinterpret_cast<u32 *>(c.get(0)) = c.get(1), machine.progress++;
+       }},
+      {"ld.acquire.sys.global.u32",
+       [](Call &c) {
+         yield();
+         noticed(c.get(1) / 8 * 8);
+         c.set(0, *reinterpret_cast<u32 *>(c.get(1)));
+       }},
+      {"ld.relaxed.gpu.global.u32", [](Call &c) { c.set(0, *reinterpret_cast<u32 *>(c.get(1))); }},
+      {"atom.acq_rel.gpu.global.add.u32",
+       [](Call &c) {
+         show_what_is_known();
+         u32 &to = *reinterpret_cast<u32 *>(c.get(1));
+         c.set(0, to), to += c.as<u32>(2), machine.progress++;
+       }},
+      {"st.volatile.global.v4.u32",  // others see each half at once, sooner or later
+       [](Call &c) {
+         if (c.get(0) % 16) fail("a misaligned access");
+         for (int i = 0; i < 4; i += 2) {
+           const u64 to = c.get(0) + 4 * i, value = c.as<u32>(1 + i) | u64(c.as<u32>(2 + i)) << 32;
+           machine.engine.push_back([=] { *reinterpret_cast<u64 *>(to) = value, machine.progress++; });
+         }
+       }},
+      {"ld.volatile.global.v4.u32",
+       [](Call &c) {
+         yield();
+         noticed(c.get(4)), noticed(c.get(4) + 8);
+         load_words(c, reinterpret_cast<const unsigned char *>(c.get(4)));
        }},
       {"st.relaxed.gpu.global.u64",  // others see it sooner or later
        [](Call &c) {
@@ -582,7 +628,12 @@ inline Play emulate_of(const std::string &name) {
       {"st.global.v4.u32",
        [](Call &c) {
          if (c.get(0) % 16) fail("a misaligned access");
-         for (int i = 0; i < 4; i++) reinterpret_cast<u32 *>(c.get(0))[i] = c.as<u32>(1 + i);
+         const std::array<u32, 4> words{c.as<u32>(1), c.as<u32>(2), c.as<u32>(3), c.as<u32>(4)};
+         const auto write = [to = c.get(0), words] { std::memcpy(reinterpret_cast<void *>(to), words.data(), 16); };
+         if (machine.late_stores && chance(2))
+           machine.now->unreleased.push_back(write);
+         else
+           write();
        }},
       {"ld.shared.v4.u32", [](Call &c) { load_words(c, at(own(), c.get(4), 16)); }},
       {"lop3.b32", three_way},
