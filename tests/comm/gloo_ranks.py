@@ -1,8 +1,9 @@
-"""Gloo ranks that are processes forked from the tests' one, for what needs torch.distributed's process group."""
+"""Gloo ranks that are processes, for what needs torch.distributed's process group."""
 
 import socket
 import traceback
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -39,17 +40,21 @@ def on_gloo(n, work):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "weft.comm.compression", "weft.comm.symmetric"])  # once for all ranks
     results = context.SimpleQueue()
     processes = [context.Process(target=_rank, args=(r, n, port, work, results), daemon=True) for r in range(n)]
-    for p in processes:
-        p.start()
     try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "0")  # what users start interprets nothing
+            for p in processes:
+                p.start()
         for p in processes:
             p.join(DEADLINE_S)
         found = sorted((results.get() for _ in processes if not results.empty()), key=lambda f: f[0])
     finally:
         for p in processes:
-            p.kill()
+            if p.is_alive():
+                p.kill()
     assert [f[0] for f in found] == list(range(n)) and not any(f[2] for f in found), "\n".join(f[2] for f in found)
     return [f[1] for f in found]

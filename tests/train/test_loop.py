@@ -479,6 +479,9 @@ WRONG = [
     ({"tensor_parallel": 2, "parallel": "ddp"}, "parallel=none or fsdp"),
     ({"tensor_parallel": 2}, "needs torchrun's ranks"),
     ({"seed": 2**31}, "seed is 2147483648"),
+    ({"compress": "fp4"}, "bf16, fp8, none, powersgd"),
+    ({"compress": "fp8"}, "expected parallel=ddp or fsdp"),
+    ({"compress": "powersgd", "parallel": "fsdp"}, "expected parallel=ddp .PowerSGD"),
 ]
 
 

@@ -117,6 +117,23 @@ def test_ranks_train_as_one_and_resume_on_another_number(tmp_path, text, one, pa
     assert np.allclose(rest, result.loss[3:], rtol=0, atol=1e-5)
 
 
+COMPRESSED = [
+    ("fsdp", "fp8"),
+    *(pytest.param(*c, marks=pytest.mark.long) for c in (("ddp", "powersgd"), ("fsdp", "bf16"))),
+]
+
+
+@pytest.mark.parametrize(("parallel", "compress"), COMPRESSED)
+def test_compressed_gradients_train_as_whole_ones(tmp_path, text, one, parallel, compress):
+    result, _ = one
+    plain = [f"--{name}={value}" for name, value in PYTORCH.items()]
+    launch(job(tmp_path, text, 2, "few", f"--parallel={parallel}", f"--compress={compress}", *plain))
+    found = losses(tmp_path, "few")
+    assert np.allclose(found, result.loss, rtol=0, atol=5e-3)
+    if compress != "powersgd":  # its first steps are sent as they are
+        assert not np.allclose(found, result.loss, rtol=0, atol=1e-6)
+
+
 @pytest.mark.long
 def test_four_ranks_share_each_layer(tmp_path, text, monkeypatch):
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path / "cache"))

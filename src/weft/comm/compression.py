@@ -17,7 +17,6 @@ from torch import Tensor
 from weft import ops
 from weft.comm.torch_transport import all_gather
 
-COMPRESSIONS = ("none", "bf16", "fp8", "powersgd")
 SHARED_SCALE = 1024  # neighbours that share a scale in fp8
 POWERSGD_RANK, POWERSGD_START = 4, 10  # of the approximation; the first steps are sent as they are
 

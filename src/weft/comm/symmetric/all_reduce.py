@@ -141,5 +141,5 @@ class AllReduce:
                         candidates[f"{algorithm}/{blocks}"] = partial(self.launches, algorithm, x, out, blocks)
         found = slowest_us(self.group, candidates)
         best = min(found, key=lambda name: found[name])
-        chosen, _, blocks = best.partition("/")
-        return Choice(size, chosen, int(blocks or 0), found)
+        chosen, _, of_blocks = best.partition("/")
+        return Choice(size, chosen, int(of_blocks or 0), found)
