@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.comm.model import LEAST_POINTS, AlphaBeta, fit
+from weft.alpha_beta import LEAST_POINTS, AlphaBeta, fit
 from weft.drawing.quantities import figures
 
 # The share of the measured link that the largest size at least reaches on a sound machine. NCCL on two H200s over NVLink
