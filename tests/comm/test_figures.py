@@ -8,9 +8,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from weft.alpha_beta import AlphaBeta, fit
 from weft.comm import environment, measure, terminal, verdict
 from weft.comm.collectives import COLLECTIVES, Collective, find, uneven
-from weft.alpha_beta import AlphaBeta, fit
 from weft.comm.settings import EXACT, ITEM_BYTES, Settings, sizes
 from weft.comm.values import DTYPES, REDUCED, fill, reduced, wrong
 from weft.definition import UnknownName
