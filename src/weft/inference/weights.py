@@ -100,7 +100,7 @@ class Loader:
             split: the dimension that ranks share: 0 (outputs), 1 (inputs; the results are to be summed), or None.
         """
         made: Any = getattr(self.source, "linear", None)  # a source of weights that are quantised already
-        if made is not None and (layer := made(self, names, rows, columns, bias)) is not None:
+        if made is not None and (layer := made(self, names, rows, columns, bias, split)) is not None:
             return self.fixed(layer)
 
         def part(name: str, n: int, wide: bool) -> Tensor:

