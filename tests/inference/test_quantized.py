@@ -1,0 +1,239 @@
+"""Quantised weights: rounding, folders of every format that is read, and what they cost in perplexity."""
+
+import json
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+from test_gguf import logits_of
+from typer.testing import CliRunner
+
+import weft
+from weft.cli import app
+from weft.inference.model import Decoder
+from weft.inference.perplexity import perplexity
+from weft.inference.quantize_model import write
+from weft.inference.quantized import Quantise, Quantized, Scheme, quantised
+from weft.inference.quantized_folder import AWQ_ORDER
+from weft.inference.sources import open_model
+from weft.operators.low_precision.quantized_weight import dequantize_weight, prepare_weight, quantize_weight
+
+TOKENS = [5, 280, 7, 7, 100, 3, 250, 11, 0, 42, 9, 199]
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+SCHEMES = ("int8", "int8:64", "fp8", "fp8:128", "int4", "int4:32", "int4:64:asymmetric", "int4:32:asymmetric")
+
+
+def values(codes):
+    return dequantize_weight(prepare_weight(*codes), torch.float32)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding(name, dtype):
+    """No worse than the nearest codes of the largest magnitude's scale; zeros stay zeros; a row alone gives the same."""
+    torch.manual_seed(0)
+    w = (torch.randn(6, 256) * torch.logspace(-6, 2, 6)[:, None]).to(dtype)
+    w[0], w[1, :128] = 0, 0
+    scheme = Scheme.of(name)
+    assert str(scheme) == name
+    codes = quantised(w, scheme)
+    error = (values(codes) - w.float()).square().sum(1)
+    plain = quantize_weight(w, scheme.format, scheme.group, zero_points=scheme.asymmetric)
+    assert (error <= (dequantize_weight(plain, torch.float32) - w.float()).square().sum(1) * 1.0001).all()
+    assert (error <= {"int8": 2e-4, "fp8": 2e-3, "int4": 0.03}[scheme.format] * w.float().square().sum(1)).all()
+    for whole, alone in zip(codes, quantised(w[3:4], scheme), strict=True):
+        assert whole is None or torch.equal(whole[3:4], alone)
+
+
+def test_symmetric_int4_uses_all_sixteen_codes():
+    w = torch.full((1, 32), 7.0)
+    w[0, 0] = -8.0
+    assert torch.equal(values(quantised(w, Scheme("int4", 32))), w)
+    assert torch.equal(values(quantised(-w, Scheme("int4", 32))), -w)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("int3", "format 'int3'; expected one of int4, int8, fp8"), ("int4:48", "in groups of 48; expected 32, 64, 128"),
+     ("fp8:asymmetric", "fp8 weights are symmetric"), ("int4:64:odd", "expected FORMAT"), ("", "format ''"),
+     ("int8:1", "groups of 1; expected 0, 32")],
+)  # fmt: skip
+def test_schemes_that_are_none(text, said):
+    with pytest.raises(ValueError, match=said):
+        Scheme.of(text)
+
+
+def test_columns_that_groups_do_not_divide():
+    assert Scheme.of("int4").group_of(192) == 64
+    for scheme, columns in (("int4", 48), ("int4:128", 192), ("int8:128", 64)):
+        with pytest.raises(ValueError, match=rf"a weight of {columns} columns"):
+            quantised(torch.ones(2, columns), Scheme.of(scheme))
+
+
+# ---- folders -----------------------------------------------------------------------------------------------------------------
+
+
+def loaded(path, **more):
+    config, source, _ = open_model(path)
+    return Decoder(config, source, torch.device("cpu"), torch.float32, **more)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_written_folder_computes_what_quantising_at_load_computes(tmp_path, name):
+    tiny.folder(tmp_path / "model", "qwen2", **SIZES)
+    write(tmp_path / "model", tmp_path / "out", Scheme.of(name))
+    with torch.no_grad():
+        wanted = logits_of(loaded(tmp_path / "model", quantise=Quantise(Scheme.of(name))), TOKENS)
+        plain = logits_of(loaded(tmp_path / "model"), TOKENS)
+    decoder = loaded(tmp_path / "out")
+    assert isinstance(decoder.layers[0][1].qkv, Quantized)
+    got = logits_of(decoder, TOKENS)
+    torch.testing.assert_close(got, wanted)
+    assert not torch.allclose(got, plain, atol=1e-4)
+    assert decoder.bytes < loaded(tmp_path / "model").bytes
+    with pytest.raises(FileExistsError, match="is not empty"):
+        write(tmp_path / "model", tmp_path / "out", Scheme.of(name))
+    with pytest.raises(ValueError, match="is quantised already"):
+        write(tmp_path / "out", tmp_path / "again", Scheme.of(name))
+    with pytest.raises(ValueError, match="is quantised already"):
+        weft.LLM(tmp_path / "out", device="cpu", quantize="int8")
+
+
+def foreign(path, settings, layer):
+    """A folder whose layers are stored as ``layer(codes)`` says, and the model of Transformers with the codes' values."""
+    made = tiny.model("llama", **SIZES)
+    made.save_pretrained(path)
+    tiny.tokenizer().save(str(path / "tokenizer.json"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    tensors = load_file(path / "model.safetensors")
+    for name in [n for n in tensors if n.endswith("_proj.weight")]:
+        stored, exact = layer(tensors.pop(name))
+        made.state_dict()[name].copy_(exact)
+        tensors |= {f"{name.removesuffix('.weight')}.{part}": t.contiguous() for part, t in stored.items()}
+    save_file(tensors, path / "model.safetensors")
+    return made
+
+
+def words(nibbles, order=range(8)):
+    """uint8 [R, 8 · C] → int32 [R, C]; ``order[i]``: where the nibble of column i lies."""
+    shifted = nibbles.long().view(len(nibbles), -1, 8) << torch.tensor([4 * i for i in order])
+    return shifted.sum(2).to(torch.uint32).view(torch.int32)
+
+
+def of_columns(order, along_k, less):
+    """AWQ's layout, or GPTQ's: matrices are [K, N]."""
+
+    def layer(w):
+        codes = quantised(w, Scheme.of("int4:64:asymmetric"))
+        codes = codes._replace(zero=codes.zero.clamp(min=1), scale=codes.scale.half().float())  # GPTQ's are 1 … 16
+        u = torch.stack((codes.codes & 15, codes.codes >> 4), 2).flatten(1).t()
+        qweight = words(u.t()).t() if along_k else words(u, order)
+        stored = {"qweight": qweight, "qzeros": words(codes.zero.t() - less, order), "scales": codes.scale.t().half()}
+        if along_k:
+            stored["g_idx"] = torch.arange(len(u), dtype=torch.int32) // 64
+        return stored, values(codes)
+
+    return layer
+
+
+def blocks_of_fp8(w):
+    scale = torch.rand(-(-len(w) // 128), w.shape[1] // 128) + 0.5
+    wide = scale.repeat_interleave(128, 0)[: len(w)].repeat_interleave(128, 1)
+    codes = (w / wide).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale_inv": scale}, codes.float() * wide
+
+
+def one_scale(w):
+    codes = (w * 64).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale": torch.tensor(1 / 64), "input_scale": torch.tensor(1.0)}, codes.float() / 64
+
+
+FOREIGN = {
+    "awq": ({"quant_method": "awq", "bits": 4, "version": "GEMM", "zero_point": True}, of_columns(AWQ_ORDER, False, 0)),
+    "gptq": ({"quant_method": "gptq", "bits": 4, "desc_act": False, "sym": False}, of_columns(range(8), True, 1)),
+    "gptq_v2": ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2"}, of_columns(range(8), True, 0)),
+    "fp8-blocks": ({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}, blocks_of_fp8),
+    "fp8-tensor": ({"quant_method": "fp8", "activation_scheme": "static"}, one_scale),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_folders_of_other_quantisers(tmp_path, name):
+    made = foreign(tmp_path, *FOREIGN[name])
+    with torch.no_grad():
+        wanted = made(torch.tensor([TOKENS])).logits[0]
+    torch.testing.assert_close(logits_of(loaded(tmp_path), TOKENS), wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"quant_method": "bitsandbytes"}, "quantised by 'bitsandbytes'; expected compressed-tensors"),
+     ({"quant_method": "awq", "bits": 8}, "awq with bits = 8; expected 4"),
+     ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "version = 'gemv'"),
+     ({"quant_method": "gptq", "bits": 4, "desc_act": True}, "desc_act = True; expected False"),
+     ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size"),
+     ({"quant_method": "compressed-tensors"}, "without config_groups"),
+     ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": {
+         "a": {"weights": {"type": "float", "num_bits": 4}}}}, "num_bits"),
+     ({"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {
+         "a": {"weights": {"type": "int", "num_bits": 4, "strategy": "group"}}}}, "format = 'marlin-24'")],
+)  # fmt: skip
+def test_other_formats_are_refused_by_name(tmp_path, settings, said):
+    tiny.folder(tmp_path, "llama", edit=lambda config: config.update(quantization_config=settings))
+    with pytest.raises(ValueError, match=said):
+        open_model(tmp_path)
+
+
+def test_broken_codes_are_refused(tmp_path):
+    foreign(tmp_path, *FOREIGN["gptq"])
+    tensors, at = load_file(tmp_path / "model.safetensors"), "model.layers.0.mlp.down_proj"
+    index = tensors[f"{at}.g_idx"]
+    for name, changed, said in (
+        (f"{at}.g_idx", index.flip(0), "act-order"), (f"{at}.scales", None, rf"no tensor '{at}\.scales'"),
+        (f"{at}.scales", tensors[f"{at}.scales"] * torch.inf, "NaN or an infinity"),
+        (f"{at}.qzeros", tensors[f"{at}.qzeros"][:1], "zero points"),
+        (f"{at}.qweight", tensors[f"{at}.qweight"][:8], "expected"), ("more", index.float(), "'more' is no part"),
+        (f"{at}.qweight", None, r"no tensor 'model\.layers\.0\.mlp\.down_proj\.weight'"),
+    ):  # fmt: skip
+        edited = {**tensors, name: changed}
+        save_file({n: t.contiguous() for n, t in edited.items() if t is not None}, tmp_path / "model.safetensors")
+        with pytest.raises(ValueError, match=said):
+            loaded(tmp_path)
+
+
+# ---- perplexity --------------------------------------------------------------------------------------------------------------
+
+
+def test_perplexity_is_that_of_transformers(tmp_path):
+    made = tiny.folder(tmp_path, "qwen3", head_dim=32)
+    text = torch.arange(230) * 7 % 300
+    with torch.no_grad():
+        logits = made(text[:200].view(2, 100)).logits
+    wanted = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), text[:200].view(2, 100)[:, 1:].flatten())
+    found = perplexity(loaded(tmp_path), text.tolist(), window=100)
+    assert found.tokens == 198
+    assert found.nats == pytest.approx(float(wanted), rel=1e-5)
+    rough = perplexity(loaded(tmp_path), text.tolist(), window=100, cache_dtype=torch.float8_e4m3fn)
+    assert found.nats != rough.nats == pytest.approx(found.nats, rel=0.05)
+    with pytest.raises(ValueError, match="a window of 1 tokens"):
+        perplexity(loaded(tmp_path), [5])
+
+
+def test_the_command_writes_a_folder_with_perplexity_before_and_after(tmp_path):
+    tiny.folder(tmp_path / "model", "llama", **SIZES)
+    (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 8)
+    model, out, text = (str(tmp_path / name) for name in ("model", "out", "text"))
+    call = ["quantize", model, out, "--weights", "int4:32", "--text", text]
+    done = CliRunner().invoke(app, [*call, "--window", "64", "--cache", "--json", "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [(q["weights"], q["cache"]) for q in found["quality"]] == [
+        (weights, cache) for weights in ("as stored", "int4:32") for cache in ("float32", "float8_e4m3fn")
+    ]
+    bits = [q["bits"] for q in found["quality"]]
+    assert bits[:2] == [32, 32]
+    assert 5 <= bits[2] == bits[3] < 16  # so short rows are filled up to 512 columns
+    assert len({q["perplexity"] for q in found["quality"]}) == 4
+    assert weft.LLM(tmp_path / "out", device="cpu").generate("the quick")[0].prompt_tokens == 9
