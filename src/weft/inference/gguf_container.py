@@ -47,7 +47,7 @@ class Container:
         self.where, self.at = str(path), 0
         empty = Path(path).stat().st_size == 0
         self.data: Any = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, "r")
-        self.view = memoryview(self.data)
+        self.view: memoryview = self.data.data
         magic, version = self.number("I"), self.number("I")
         if magic != MAGIC or version not in VERSIONS:
             raise ValueError(
