@@ -1,7 +1,8 @@
 """weft: a GPU performance workbench, from the warp to the fabric.
 
 Importing it imports neither PyTorch nor Triton. The public operators are in :mod:`weft.ops`, the
-optimizers in :mod:`weft.optim`, modules in :mod:`weft.nn`; ``weft.patch(model)`` is for models of Hugging Face, ``weft.LLM(folder)`` runs one.
+optimizers in :mod:`weft.optim`, modules in :mod:`weft.nn`; ``weft.patch(model)`` is for models of Hugging Face,
+``weft.LLM(folder)`` runs one.
 """
 
 from typing import Any

@@ -116,12 +116,12 @@ class LLM:
 
     def _draft(self, folder: str | Path, config: ModelConfig, dtype: torch.dtype) -> Decoder:
         """The small model whose guesses this one checks."""
-        small = read_config(folder)
+        small, source, _ = open_model(folder)
         if small.vocab_size != config.vocab_size:
             raise ValueError(
                 f"argument 'draft' has a vocabulary of {small.vocab_size}; expected {config.vocab_size}, the model's"
             )
-        return Decoder(small, Folder(folder), self.device, dtype)
+        return Decoder(small, source, self.device, dtype)
 
     def generate(
         self, prompts: Any, parameters: SamplingParameters | Items[SamplingParameters] | None = None,
