@@ -10,6 +10,7 @@ import time
 import urllib.parse
 import urllib.request
 from contextlib import ExitStack
+from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -187,7 +188,16 @@ def test_what_deploy_renders_from_a_cluster_file_fires(monitored, fake_nvml, pag
     files = rendering.render(rendering.load(tmp_path / "cluster.yaml"), "kubernetes")
     plain = "monitoring/plain/"
     prometheus = monitored(files[plain + "rules.yml"], files[plain + "alertmanager.yml"])
-    wait_for(lambda: result(prometheus, "count_over_time(weft_gpu_up[1m]) >= 45"), log)  # more than an evaluation
+    wait_for(lambda: result(prometheus, "weft_gpu_up"), log)
+    seen = datetime.now(timezone.utc)
+
+    def evaluated() -> bool:
+        groups = fetch(f"{prometheus}/api/v1/rules")["data"]["groups"]
+        return bool(groups) and all(
+            datetime.fromisoformat(group["lastEvaluation"][:19] + "+00:00") > seen for group in groups[:1]
+        )
+
+    wait_for(evaluated, log)
     assert result(prometheus, "ALERTS") == []  # a machine that has just started is healthy
     fake_nvml.xid(1, 79)
     alert = page(alerts, log, "GPUFatalXid", "firing", gpu="1", Hostname="node-7", xid="79")

@@ -61,7 +61,7 @@ def rules(made: Specification) -> list[dict[str, Any]]:
     faults = f'{XID}{{xid=~"{codes}"}}'
     found = [
         # A counter that is there for the first time has not increased; the first error of a code counts too.
-        alert("GPUFatalXid", f"increase({faults}[10m]) > 0 or ({faults} unless {faults} offset 10m)", "0s", "critical",
+        alert("GPUFatalXid", f"increase({faults}[10m]) > 0 or ({faults} > 0 unless {faults} offset 10m)", "0s", "critical",
               "GPU {{ $labels.gpu }} of {{ $labels.Hostname }}: XID {{ $labels.xid }}",
               "Drain the node; see 'weft health explain {{ $labels.xid }}'."),
         alert("GPURowRemapFailed", f"{REMAP_FAILURE} > 0", "0s", "critical",
@@ -128,6 +128,7 @@ def rule_tests(made: Specification) -> dict[str, Any]:
         _test(f'{XID}{{{gpu},xid="79"}}', "1+0x20 2+0x40", 22, "GPUFatalXid", {"gpu": "0", "Hostname": "n0", "xid": "79"},
             True),
         _test(f'{XID}{{{gpu},xid="79"}}', "1+0x60", 40, "GPUFatalXid", {}, False),  # long ago
+        _test(f'{XID}{{{gpu},xid="79"}}', "_x20 0+0x40", 25, "GPUFatalXid", {}, False),  # the exporter has just started
         _test(f'{XID}{{{gpu},xid="43"}}', "1+1x60", 40, "GPUFatalXid", {}, False),  # an application's error
         _test(f"{REMAP_FAILURE}{{{gpu}}}", "0+0x5 1+0x20", 8, "GPURowRemapFailed", {"gpu": "0", "Hostname": "n0"}, True),
         _test(f"weft_gpu_up{{{gpu}}}", "1+0x3 0+0x20", 8, "GPULost", {"gpu": "0", "Hostname": "n0"}, True),
