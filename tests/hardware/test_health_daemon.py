@@ -123,8 +123,8 @@ def kinds(conditions, reader, readings=1):
 
 @pytest.mark.parametrize(("values", "kind", "readings"), [
     ({"rows_failed": 1}, "row-remap-failure", 1), ({"rows_pending": 1}, "row-remap-pending", 1),
-    ({"recovery_action": 2}, "recovery-action", 1), ({"throttle": 0x48}, "thermal-slowdown", 6),
-    ({"throttle": 0x88}, "power-brake", 6),
+    ({"recovery_action": 2}, "recovery-action", 1), ({"throttle": 0x48}, "thermal-slowdown", 15),
+    ({"throttle": 0x88}, "power-brake", 15),
 ])  # fmt: skip
 def test_conditions_of_a_reading(nvml, values, kind, readings):
     fake, reader = nvml
@@ -151,6 +151,10 @@ def test_a_gpu_that_is_lost_and_one_that_is_missing(nvml):
     assert kinds(conditions, reader, 3) == [("gpu-missing", here[1])]
     fake.gpus(2)
     assert kinds(conditions, reader) == [("gpu-missing-", here[1])]
+    fake.gpus(1)
+    assert kinds(conditions, reader, 3) == [("gpu-missing", here[1])]
+    conditions.forget()  # a person says that it was taken out
+    assert kinds(conditions, reader, 5) == []
     # After a restart of the daemon, the state still knows both.
     fake.gpus(1)
     assert kinds(Conditions(dict.fromkeys(here, 0), set), reader, 3) == [("gpu-missing", here[1])]

@@ -110,7 +110,9 @@ def test_details_of_a_line():
     "", "NVRM: Xid error: xyz, invalid data", "NVRM: Xid (invalid): some error", "NVRM: Xid (PCI:0000:9b:00): none, x",
     "pcieport 0000:00:01.0: AER: Corrected error received: 0000:00:01.0",
     "nvme 0000:9b:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal)",
-    "\x00\xff" * 5000, "usb 1-1: new device", "NVRM: fallen off the bus and is not responding to commands.",
+    "\x00\xff" * 5000, "2026-05-04T12:33:44Z n1 mallory: NVRM: Xid (PCI:0000:9b:00): 79, x",
+    "May  4 12:33:44 n1 mallory: kernel: NVRM: Xid (PCI:0000:9b:00): 79, x", "oops NVRM: Xid (PCI:0000:9b:00): 79, x",
+    "usb 1-1: new device", "NVRM: fallen off the bus and is not responding to commands.",
 ])  # fmt: skip
 def test_lines_that_are_no_fault_of_a_gpu(line):
     assert Parser().parse(line) is None

@@ -87,8 +87,9 @@ def faults() -> dict[str, Fault]:
     for code, name, category, action, meaning, *more in _data()["xid"]:
         escalation = _escalation(more[0]) if more else None
         kind = f"xid:{code}"
+        level = action == "recovery-action"  # the driver also says that nothing is needed any more
         found[kind] = Fault(
-            kind, name, category, action.rstrip("*"), meaning, escalation, published=not action.endswith("*")
+            kind, name, category, action.rstrip("*"), meaning, escalation, level, published=not action.endswith("*")
         )
     for name, category, action, meaning, *more in _data()["other"]:
         numbers = next((m for m in more if isinstance(m, list)), None)

@@ -241,7 +241,9 @@ def _start_sources(daemon: Any, ledger: Any, kernel_log: str, nvml: bool, say: A
             return {(i.gpu, i.kind) for i in active.incidents if i.state == "open"} if active else set()
 
         known = json.loads(ledger.remembered("gpus") or "{}")
-        thread("NVML", NvmlSource(daemon.batches, Conditions(known, open_faults)))
+        conditions = Conditions(known, open_faults)
+        daemon.released = conditions.forget
+        thread("NVML", NvmlSource(daemon.batches, conditions))
 
 
 def _stop_on_signals(stop: threading.Event) -> None:

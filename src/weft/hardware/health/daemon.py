@@ -27,7 +27,7 @@ DRAIN_ROUND_S = 5.0  # while a node is emptied
 LONGEST_PAUSE_S = 60.0
 RETRY_S = 2.0  # before events are stored again after an error
 LOOK_S = 2.0  # between looks at what waits for a repair or a check
-CHECK_PAUSE_S = 300.0  # before a check that did not pass is tried again
+CHECK_PAUSE_S = 300.0  # before a repair or check is tried again
 CHECK_TIMEOUT_S = 1800.0
 NOT_VERIFIABLE = 3  # a check's exit status
 
@@ -53,8 +53,9 @@ class Daemon:
         self.batches: queue.Queue[Batch] = queue.Queue()
         self.stop = threading.Event()
         self.changed = threading.Event()  # the scheduler's node or the decision
+        self.released: Callable[[], None] = lambda: None  # called when a person returned the node
         self.trouble = ""  # why the scheduler could not be reached last
-        self._tried: dict[tuple[str, int, str], float] = {}
+        self._tried: dict[tuple[str, str, str], float] = {}
         self._running: subprocess.Popen[bytes] | None = None
 
     # ---- events
@@ -130,6 +131,7 @@ class Daemon:
                 said = self.ledger.take([Event(kind, pci_address(gpu), time.time(), "person", f"said by {by}")])
             elif what == "release":
                 said = self.ledger.release(f"by {by}: {request.get('why', '')}")
+                self.released()
             elif what == "status":
                 return status(self.ledger, self.trouble)
             else:
@@ -183,30 +185,34 @@ class Daemon:
             active = self.ledger.active()
             if active and active.applied and active.drained and not self.stop.is_set():
                 for incident in active.incidents:
-                    if incident.state == "open":
-                        self._serve(active.id, incident)
+                    if incident.state == "open" and self._serve(active.id, incident):
+                        break  # what was done may have ended others too
 
-    def _serve(self, identity: str, incident: Any) -> None:
+    def _serve(self, identity: str, incident: Any) -> bool:
+        """Repairs or checks what an incident waits for; whether there was anything to do."""
         needs = self.ledger.needs(incident)
-        key = (needs, incident.id, identity)
+        key = (needs, incident.gpu, identity)
+        if time.monotonic() - self._tried.get(key, -CHECK_PAUSE_S) < CHECK_PAUSE_S:
+            return False
         if needs == "check":
-            if time.time() - self._tried.get(key, 0.0) < CHECK_PAUSE_S:
-                return
             began = time.time()
             code = self._command(self.commands.check, identity, incident, CHECK_TIMEOUT_S)
-            self._tried[key] = time.time()
+            self._tried[key] = time.monotonic()
             said = {0: "passed", 1: "found a fault", NOT_VERIFIABLE: "cannot tell here"}.get(code, f"ended with {code}")
             self.say(f"quarantine {identity}: the check of {incident.gpu or 'the node'} {said}")
             if code == 0:
                 self.batches.put(Batch([Event("passed", incident.gpu, began, "check")]))
             elif code == 1:
                 self.batches.put(Batch([Event("check-failed", incident.gpu, began, "check")]))
-        elif needs in ("reset", "reboot") and self.commands.repair and key not in self._tried:
-            self._tried[key] = time.time()
+        elif needs in ("reset", "reboot") and self.commands.repair:
+            self._tried[key] = time.monotonic()
             code = self._command(self.commands.repair, identity, incident, CHECK_TIMEOUT_S)
             self.say(f"quarantine {identity}: {needs} of {incident.gpu or 'the node'} ended with {code}")
             if code == 0 and needs == "reset":
                 self.batches.put(Batch([Event("reset", incident.gpu, time.time(), "repair")]))
+        else:
+            return False
+        return True
 
     def _command(self, command: list[str], identity: str, incident: Any, timeout_s: float) -> int:
         variables = {"WEFT_QUARANTINE": identity, "WEFT_ACTION": incident.action, "WEFT_GPU": incident.gpu}

@@ -7,12 +7,19 @@ controller.
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime
 
 from weft.hardware.health.event import Event, pci_address
 
 LONGEST = 2000  # characters of a line that are kept
 
+# The kernel's own lines: bare, with dmesg's stamps, or of the sender "kernel" in syslog and journalctl. What another program
+# logs is not believed: any user could name a fault.
+_HEAD = re.compile(
+    r"(?:<\d+>|(?:\d{4}-\d\d-\d\d[T ]\S+|\w{3} +\d+ \d\d:\d\d:\d\d) \S+ kernel: ?)?(?:\s*\[[^\]]*\])*\s*"
+    r"(?=NVRM:|nvidia|EDAC |mce:|Memory failure:)"
+)
 _XID = re.compile(r"NVRM: Xid \(((?:PCI:)?[0-9a-fA-F:.]+)[^)]*\): (\d+)(?:, (.*))?")
 _PROCESS = re.compile(r"pid=(?:'?(\d+)'?|'?<unknown>'?), (?:name=([^,]*), )?")
 _NVLINK5 = re.compile(
@@ -22,15 +29,15 @@ _NVLINK5 = re.compile(
 _RECOVERY = re.compile(r"recovery action changed from 0x([0-9a-fA-F]+) \([^)]*\) to 0x([0-9a-fA-F]+)")
 _CAUSE = re.compile(r"caused by previous Xid (\d+)")
 _TPC = re.compile(r"GPC (\d+), TPC (\d+)")
-_SXID = re.compile(r"SXid \(((?:PCI:)?[0-9a-fA-F:.]+)\): (\d+), (.*)")
+_SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(((?:PCI:)?[0-9a-fA-F:.]+)\): (\d+), (.*)")
 _LOST = re.compile(r"NVRM:\s+GPU (?:at )?((?:PCI:)?[0-9a-fA-F:.]+?)(?:: GPU-\S+)?:? (?:GPU )?has fallen off the bus")
 _LOST_GPU = re.compile(r"NVRM:\s+The NVIDIA GPU ([0-9a-fA-F:.]+)")
 _LOST_END = re.compile(r"NVRM:.*fallen off the bus and is not responding")
 _PCI = r"((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])"
 _AER = re.compile(
-    rf"\bnvidia {_PCI}: (?:AER: )?PCIe Bus Error: severity=(Correct\w+|Uncorrect\w+ \((?:Non-)?Fatal\))", re.IGNORECASE
+    rf"nvidia {_PCI}: (?:AER: )?PCIe Bus Error: severity=(Correct\w+|Uncorrect\w+ \((?:Non-)?Fatal\))", re.IGNORECASE
 )
-_AER_DEAD = re.compile(rf"\bnvidia {_PCI}: AER: can't recover")
+_AER_DEAD = re.compile(rf"nvidia {_PCI}: AER: can't recover")
 _INIT = re.compile(rf"NVRM: GPU {_PCI}: RmInitAdapter failed")
 _MISMATCH = re.compile(r"NVRM: API mismatch")
 _HOST_MEMORY = re.compile(
@@ -61,33 +68,37 @@ class Parser:
         at = time or stamp(text) or 0.0
         return Event(kind, gpu, at, self.source, text, details, **({"id": id} if id else {}))
 
-    def _fault(self, text: str) -> tuple[str, str, dict] | None:
-        if found := _XID.search(text):
+    def _fault(self, line: str) -> tuple[str, str, dict] | None:
+        head = _HEAD.match(line)
+        self._lines_left -= 1
+        if not head:
+            return None
+        text = line[head.end() :]
+        if found := _XID.match(text):
             return _xid(found)
-        if found := _SXID.search(text):
+        if found := _SXID.match(text):
             # SXids name the switch, which is no GPU: the whole node. A severity is in the text: "…, Fatal, Link 32 …".
             rest = found[3]
             fatal = re.match(r"(?:Severity \d+ )?(?:Engine.*? )?Fatal", rest) is not None or ", Fatal" in rest
             return "sxid-fatal" if fatal else "sxid", "", {"sxid": int(found[2]), "switch": pci_address(found[1])}
-        if found := _LOST.search(text):
+        if found := _LOST.match(text):
             return "xid:79", found[1], {"without_code": True}
-        self._lines_left -= 1
-        if found := _LOST_GPU.search(text):
+        if found := _LOST_GPU.match(text):
             self._lost, self._lines_left = found[1], 4
-        if self._lost and self._lines_left >= 0 and _LOST_END.search(text):
+        if self._lost and self._lines_left >= 0 and _LOST_END.match(text):
             lost, self._lost = self._lost, ""
             return "xid:79", lost, {"without_code": True}
-        if found := _AER.search(text):
+        if found := _AER.match(text):
             severity = found[2].lower()
             kind = "pcie-corrected" if severity.startswith("corr") else "pcie-uncorrected"
             return ("pcie-fatal" if "(fatal)" in severity else kind), found[1], {}
-        if found := _AER_DEAD.search(text):
+        if found := _AER_DEAD.match(text):
             return "pcie-fatal", found[1], {}
-        if found := _INIT.search(text):
+        if found := _INIT.match(text):
             return "driver-init-failed", found[1], {}
-        if _MISMATCH.search(text):
+        if _MISMATCH.match(text):
             return "driver-mismatch", "", {}
-        if _HOST_MEMORY.search(text):
+        if _HOST_MEMORY.match(text):
             return "host-memory", "", {}
         return None
 
@@ -152,7 +163,7 @@ def _colon(text: str) -> str:
 
 def scan(lines: Iterable[str]) -> Iterator[Event]:
     """The faults in lines of a log, in order. A line of /dev/kmsg (``4,1234,5678,-;NVRM: …``) also says its number."""
-    parser = Parser()
+    parser, last = Parser(), 0.001
     for number, line in enumerate(lines):
         record = re.match(r"(\d+),(\d+),(\d+),[^;]*;(.*)", line)
         if record:
@@ -160,4 +171,5 @@ def scan(lines: Iterable[str]) -> Iterator[Event]:
         else:
             event = parser.parse(line, id=f"line-{number}")
         if event:
-            yield event
+            last = event.time or last  # a line that says no time is of the time of the one before it
+            yield replace(event, time=last)

@@ -37,7 +37,8 @@ CREATE TABLE IF NOT EXISTS events(
 CREATE TABLE IF NOT EXISTS facts(gpu TEXT, name TEXT, time REAL, PRIMARY KEY(gpu, name));
 CREATE TABLE IF NOT EXISTS incidents(
   id INTEGER PRIMARY KEY, gpu TEXT, kind TEXT, pid INTEGER, location TEXT, action TEXT, first REAL, last REAL, count INTEGER,
-  state TEXT, how TEXT DEFAULT '', cleared REAL DEFAULT 0, shown INTEGER DEFAULT 0, quarantine TEXT, details TEXT);
+  state TEXT, how TEXT DEFAULT '', cleared REAL DEFAULT 0, shown INTEGER DEFAULT 0, quarantine TEXT, source TEXT DEFAULT '',
+  details TEXT);
 CREATE INDEX IF NOT EXISTS incidents_by_kind ON incidents(gpu, kind);
 CREATE INDEX IF NOT EXISTS incidents_by_state ON incidents(state);
 CREATE TABLE IF NOT EXISTS quarantines(
@@ -71,6 +72,7 @@ class Incident:
     cleared: float
     shown: bool
     quarantine: str | None
+    source: str
     details: dict[str, Any]
 
     def words(self) -> str:
@@ -258,9 +260,10 @@ class Ledger:
         if row:
             action = catalogue.worse(row["action"], action)
             reopened = row["state"] == "noted" and catalogue.needs_quarantine(action)
+            more = int(event.source == row["source"])  # what the log says NVML says too
             self._db.execute(
-                "UPDATE incidents SET first=min(first, ?), last=max(last, ?), count=count+1, action=?, state=? WHERE id=?",
-                (at, at, action, "open" if reopened else row["state"], row["id"]),
+                "UPDATE incidents SET first=min(first, ?), last=max(last, ?), count=count+?, action=?, state=? WHERE id=?",
+                (at, at, more, action, "open" if reopened else row["state"], row["id"]),
             )
             incident = row["id"]
         else:
@@ -269,10 +272,10 @@ class Ledger:
             accepted = at <= self._newest(event.gpu, f"accepted:{event.kind}")
             state = "noted" if not catalogue.needs_quarantine(action) else "closed" if accepted else "open"
             incident = self._db.execute(
-                "INSERT INTO incidents(gpu, kind, pid, location, action, first, last, count, state, how, details)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?)",
+                "INSERT INTO incidents(gpu, kind, pid, location, action, first, last, count, state, how, source,"
+                " details) VALUES (?, ?, ?, ?, ?, ?, ?, 1, ?, ?, ?, ?)",
                 (event.gpu, event.kind, pid, location, action, at, at, state, "accepted" if state == "closed" else "",
-                 json.dumps(event.details)),
+                 event.source, json.dumps(event.details)),
             ).lastrowid  # fmt: skip
         self._db.execute("UPDATE events SET incident=? WHERE id=?", (incident, event.id))
         return True
@@ -333,7 +336,7 @@ class Ledger:
 
     def _repair(self, i: Incident) -> float | None:
         """When what an incident's action asks for was done; None while it was not."""
-        level = catalogue.find(i.kind).level or i.kind == "xid:154"
+        level = catalogue.find(i.kind).level
         if i.action == "drain" and not level:
             return i.last
         evidence = [self._newest(i.gpu, "boot")]

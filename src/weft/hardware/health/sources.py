@@ -123,13 +123,8 @@ class KernelLog:
 # ---- NVML
 
 REPEAT_S = 60.0  # a condition that holds is said again
-AGAIN = {
-    "nvml-hung": 3,
-    "gpu-missing": 3,
-    "thermal-slowdown": 6,
-    "power-brake": 6,
-    "nvlink-down": 3,
-}  # readings in a row
+# Readings in a row before a condition is believed, others at once.
+AGAIN = {"nvml-hung": 3, "gpu-missing": 3, "nvlink-down": 3, "thermal-slowdown": 15, "power-brake": 15}
 
 
 class Conditions:
@@ -145,6 +140,10 @@ class Conditions:
         self._rows: dict[tuple[str, str], int] = {}  # condition → readings in a row
         self._said: dict[tuple[str, str], float] = {}
         self._ecc: dict[str, int] = {}
+
+    def forget(self) -> None:
+        """A person returned the node: the GPUs and links that are there now are all there should be."""
+        self.known.clear()
 
     def events(self, snapshot: Any) -> list[Event]:
         """Of one ``telemetry.nvml.Snapshot``."""
@@ -166,7 +165,7 @@ class Conditions:
                 self._lost(found, address, gpu.problem, now)
                 continue
             self._gpu(found, address, gpu, now)
-        for address in self.known.keys() | here:
+        for address in set(self.known) | here:
             self._state(found, address, "gpu-missing", address not in here, now, f"GPU {address} is not listed")
         return found
 
@@ -226,7 +225,7 @@ class Conditions:
 class NvmlSource:
     """Reads NVML every ``interval_s`` seconds, in another process, and takes its XID events at once."""
 
-    def __init__(self, batches: "queue.Queue[Batch]", conditions: Conditions, interval_s: float = 10.0):
+    def __init__(self, batches: "queue.Queue[Batch]", conditions: Conditions, interval_s: float = 4.0):
         self.batches, self.conditions, self.interval_s = batches, conditions, interval_s
 
     def run(self, stop: threading.Event) -> None:
