@@ -1,11 +1,11 @@
-"""``weft deploy render``, ``lint`` and ``diff``."""
+"""``weft deploy render``, ``lint`` and ``diff``, ``weft launch``, ``weft doctor``."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from weft.console import print_line, told
+from weft.console import Json, print_json, print_line, told
 
 PANEL = "Deployment"
 Cluster = Annotated[Path, typer.Argument(metavar="CLUSTER", help="cluster.yaml")]
@@ -13,7 +13,9 @@ Cluster = Annotated[Path, typer.Argument(metavar="CLUSTER", help="cluster.yaml")
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the ``weft`` command."""
-    app.command("deploy render", rich_help_panel=PANEL)(render)
+    app.command(rich_help_panel="Hardware")(doctor)
+    for name, function in (("deploy render", render), ("deploy lint", lint), ("deploy diff", diff)):
+        app.command(name, rich_help_panel=PANEL)(function)
     app.command(rich_help_panel=PANEL)(launch)
 
 
@@ -28,6 +30,98 @@ def render(
     files = rendering.render(rendering.load(cluster), to)
     changed = rendering.write(files, out)
     told(f"{out}: {len(files)} files, {len(changed)} changed")
+
+
+def lint(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH…", help="cluster.yaml, folders and files of manifests and Helm values")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Find what is valid and does not do what it seems to: sharing modes that exclude each other, names that do not match,
+    options that are silently ignored, quotas that never fit, removed API versions.
+
+    Exit status 1 with findings, 2 for a file that cannot be read.
+    """
+    from weft.deploy import lint as rules
+    from weft.deploy import rendering
+    from weft.deploy.located import parse, read
+
+    descriptions = [
+        path for path in paths if path.is_file() and any("nodes" in d.value for d in _mappings(parse, path))
+    ]
+    if len(descriptions) > 1:
+        raise ValueError(f"{' and '.join(map(str, descriptions))} are cluster files; expected one")
+    made = rendering.load(descriptions[0]) if descriptions else None
+    found = rules.lint(read([path for path in paths if path not in descriptions]), made)
+    if as_json:
+        keys = ("line", "rule", "what", "fix")
+        print_json({"findings": [{"path": str(f.path), **{key: getattr(f, key) for key in keys}} for f in found]})
+    else:
+        for each in found:
+            print_line(str(each))
+        told(f"{len(found)} findings of {len(rules.RULES)} rules")
+    raise typer.Exit(int(bool(found)))
+
+
+def _mappings(parse: Any, path: Path) -> list[Any]:
+    from weft.cluster.files.text import text_of
+
+    return [
+        found
+        for found in parse(path, text_of(path).read())
+        if isinstance(found.value, dict) and "kind" not in found.value
+    ]
+
+
+def diff(
+    cluster: Cluster,
+    to: Annotated[str, typer.Option(help="kubernetes, slurm, compose or cloud")] = "kubernetes",
+    folder: Annotated[
+        Path | None, typer.Option(help="what was rendered before; by default the live cluster (kubectl)")
+    ] = None,
+) -> None:
+    """Show what rendering, or applying to the live cluster, would change.
+
+    Exit status 1 where something would change, 2 for an error."""
+    from weft.deploy import diff as changes
+    from weft.deploy import rendering
+
+    files = rendering.render(rendering.load(cluster), to)
+    if folder is None and to != "kubernetes":
+        raise ValueError(f"--folder is missing: only Kubernetes is compared live, and --to is {to}")
+    if folder is not None and not folder.is_dir():
+        raise FileNotFoundError(f"--folder {folder}: no such folder; expected one that weft deploy render has written")
+    try:
+        text = changes.against_folder(files, folder) if folder else changes.against_cluster(files)
+    except FileNotFoundError:
+        raise
+    except OSError as error:  # status 1 says that something differs
+        raise ValueError(str(error)) from None
+    if text:
+        print_line(text.rstrip())
+    raise typer.Exit(int(bool(text)))
+
+
+def doctor(
+    level: Annotated[
+        str, typer.Option(help="quick, or full: also run a kernel, a matrix product and a copy")
+    ] = "quick",
+    cluster: Annotated[Path | None, typer.Option(help="cluster.yaml: hold driver, toolkit and GPUs against it")] = None,
+    as_json: Json = False,
+) -> None:
+    """What is installed, what sees the GPU, what does not fit together, and the fix for each."""
+    from weft.hardware import doctor as checks
+
+    if not cluster:
+        raise typer.Exit(checks.main([*(["--json"] if as_json else []), "--level", level]))
+    from weft.definition import UnknownName
+    from weft.deploy import node_check, rendering
+
+    if level not in checks.LEVELS:
+        raise UnknownName("level", level, checks.LEVELS)
+    made = rendering.load(cluster)
+    raise typer.Exit(checks.show([*checks.examine(level), *node_check.findings(made)], as_json))
 
 
 def launch(

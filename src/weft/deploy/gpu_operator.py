@@ -70,7 +70,8 @@ def device_plugin(made: Specification) -> Manifest:
         if key == "timeSlicing":  # two slices of one GPU are no more of it than one; MPS refuses that by itself
             shared["failRequestsGreaterThanOne"] = True
         shared["resources"] = [{"name": pool.accelerator.resource, "replicas": pool.sharing.replicas}]
-        entries[pool.name] = {"version": "v1", "flags": flags, "sharing": {key: shared}}
+        # MPS does not go with MIG; these nodes have none.
+        entries[pool.name] = {"version": "v1", "flags": {"migStrategy": "none"}, "sharing": {key: shared}}
     data = {name: yaml_text([entry]).removeprefix("---\n") for name, entry in entries.items()}
     return manifest("v1", "ConfigMap", PLUGIN, NAMESPACE, data=data)
 

@@ -1,4 +1,4 @@
-"""``weft doctor``, ``weft device``, ``weft ceilings``, ``weft bandwidth``, ``weft topology``, ``weft top`` and
+"""``weft device``, ``weft ceilings``, ``weft bandwidth``, ``weft topology``, ``weft top`` and
 ``weft exporter``."""
 
 import json
@@ -15,21 +15,9 @@ from weft.hardware.health import commands as health
 
 def register(app: typer.Typer) -> None:
     """Adds the commands to the ``weft`` command."""
-    for function in (doctor, device, ceilings, bandwidth, topology, top, exporter):
+    for function in (device, ceilings, bandwidth, topology, top, exporter):
         app.command(rich_help_panel="Hardware")(function)
     app.add_typer(health.app, name="health", rich_help_panel="Hardware")
-
-
-def doctor(
-    level: Annotated[
-        str, typer.Option(help="quick, or full: also run a kernel, a matrix product and a copy")
-    ] = "quick",
-    as_json: Json = False,
-) -> None:
-    """What is installed, what sees the GPU, what does not fit together, and the fix for each."""
-    from weft.hardware import doctor as checks
-
-    raise typer.Exit(checks.main([*(["--json"] if as_json else []), "--level", level]))
 
 
 def device(as_json: Json = False) -> None:

@@ -92,8 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="write one JSON document")
     parser.add_argument("--level", choices=LEVELS, default="quick", help="full also runs and times work")
     options = parser.parse_args(argv)
-    findings = examine(options.level)
-    if options.json:
+    return show(examine(options.level), options.json)
+
+
+def show(findings: list[Finding], as_document: bool) -> int:
+    """Prints the findings, or one JSON document of them; returns the exit status."""
+    if as_document:
         text = json.dumps(as_json(findings), indent=2) + "\n"
     else:
         text = for_terminal(render(findings, min(shutil.get_terminal_size().columns, 100)), sys.stdout.encoding)
