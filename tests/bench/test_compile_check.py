@@ -10,6 +10,7 @@ from where import ROOT, printed, python
 
 from weft import registry
 from weft.bench import compile_check
+from weft.course.ladders import cumsum
 from weft.definition import ARCHITECTURES, SHARED_LIMIT, Cost, Operator, UnknownName, workload
 from weft.operators import cuda, launch
 
@@ -64,12 +65,20 @@ def test_cuda_and_both_directions_are_compiled():
     ({"REG": 65, "STACK": 16, "SHARED": 0}, 0, 90, "65 registers × 1024 threads; a block has 65536"),
 ])  # fmt: skip
 def test_a_kernel_that_does_not_fit_fails(monkeypatch, usage, dynamic, sm, reason):
-    monkeypatch.setattr(compile_check, "resource_usage", lambda cubin: usage)
+    monkeypatch.setattr(compile_check, "resource_usage", lambda cubin, kernel: usage)
     found = compile_check._examine(NAMED, "softmax_rows", b"", dynamic, 1024, sm)
     assert (found.ok, found.reason) == (not reason, reason)
     assert (found.registers, found.spills) == (usage["REG"], usage["STACK"])
     assert compile_check.summary([found], 1.0)["failed"] == bool(reason)
     assert compile_check.summary([found], 1.0)["with_spills"] == bool(usage["STACK"])
+
+
+def test_of_several_kernels_in_a_file_the_launched_one_s_registers_are_reported():
+    pytest.importorskip("cuda.bindings")
+    cubin, _ = cuda.compile_cubin(cumsum.SOURCE, "ladder_doubling", 90)
+    doubling, scan = "_Z15ladder_doublingPKfPfxx", "_Z11ladder_scanPKfS0_Pfx"
+    used = [compile_check.resource_usage(cubin, name)["REG"] for name in (doubling, scan)]
+    assert used[1] > used[0] > 0
 
 
 def test_a_kernel_that_does_not_compile_is_a_failure_with_its_reason():

@@ -102,7 +102,7 @@ def check(op: Operator, made: Implementation, direction: str, w: Workload, sm: i
 def _examine(
     named: tuple[str, str, str, str, str], kernel: str, cubin: bytes, shared: int, threads: int, sm: int
 ) -> Compiled:
-    usage = resource_usage(cubin)
+    usage = resource_usage(cubin, kernel)
     shared = max(shared, usage["SHARED"])
     limit = SHARED_LIMIT[sm]
     reason = ""
@@ -121,12 +121,13 @@ def tool(name: str) -> Path:
 
 
 @functools.lru_cache(256)  # many workloads launch the same kernel
-def resource_usage(cubin: bytes) -> dict[str, int]:
-    """Registers (REG), stack (STACK) and static shared memory (SHARED) of the kernel in a cubin."""
+def resource_usage(cubin: bytes, kernel: str = "") -> dict[str, int]:
+    """Registers (REG), stack (STACK) and static shared memory (SHARED) of a kernel in a cubin, which may hold several."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         out = subprocess.run([tool("cuobjdump"), "-res-usage", file.name], capture_output=True, text=True).stdout
+    out = out.partition(f" Function {kernel}:")[2].partition(" Function ")[0] or out
     found = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", out)}
     return {"REG": 0, "STACK": 0, "SHARED": 0, **found}
 

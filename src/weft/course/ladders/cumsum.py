@@ -14,7 +14,7 @@ from weft.operators.scan.cumsum import cumsum as operator
 
 SOURCE = Path(__file__).parent / "cumsum.cu"
 THREADS = 256
-VECTORS = 16  # of 16 bytes, that a thread of the last rung holds: with 4 a tile looks back so far that rung 6 is faster
+VECTORS = 16  # of 16 bytes a thread of the last rung; with 4 tiles look back so far that rung 6 is faster
 
 RUNGS = {
     1: ("doubling", "y[i] += y[i - d] for d = 1, 2, 4 …: n log n additions, and as many passes over memory"),
