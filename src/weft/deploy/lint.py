@@ -423,11 +423,11 @@ def _never_fits(documents: Documents, made: Specification | None) -> Iterator[Fi
                     "nominalQuota",
                 )
     pools = {pool.name: pool for pool in made.pools} if made else {}
-    for name, flavor in flavors.items() if made else ():
-        labels = flavor.at("spec", "nodeLabels") or {}
+    for name, defined in flavors.items() if made else ():
+        labels = defined.at("spec", "nodeLabels") or {}
         if POOL in labels and labels[POOL] not in pools:
             yield _found(
-                flavor,
+                defined,
                 "flavor-never-fits",
                 f"flavor '{name}' is of nodes with {POOL}={labels[POOL]}, and the "
                 f"cluster has no such pool (there are: {', '.join(pools)})",
