@@ -404,8 +404,13 @@ def by_rows(finish: Callable[..., Any]) -> tuple[Route, ...]:
     )
 
 
+OPERATOR = "traced: one operator for the compiler, whose kernel is chosen when it runs"
+ROWS = Dispatch(functools.partial(loss_call, "cross_entropy", False), *by_rows(with_sums))  # when that runs
+
 FORWARD = Dispatch(
     functools.partial(loss_call, "cross_entropy", False), ON_CPU, EMPTY, OTHER_FORM,
+    Route("cuda", lambda c: c.traced and c.v >= 16384, OPERATOR, with_sums(launch_cluster),
+          lambda c: "" if c.traced else cluster_unsupported(c), sm=90),
     Route("single-program", lambda c: not c.traced, FEW,
           lambda c: SingleProgram(c.options, c.at_once, c.wanted, kernels.launch_single_program(c), None, None),
           single_program_unsupported),
