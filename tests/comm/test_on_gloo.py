@@ -6,8 +6,9 @@ import torch.distributed as dist
 from gloo_ranks import on_gloo
 from torch import nn
 
+from weft import ops
 from weft.comm.compression import Fp8, Fp8ReduceScatter, compress_ddp
-from weft.comm.symmetric import AllGatherMatmul, ExpertAllToAll, MatmulReduceScatter
+from weft.comm.symmetric import AllGatherMatmul, ExpertAllToAll, MatmulReduceScatter, expert_feed_forward
 
 N, T, D, K, E = 3, 7, 8, 2, 6
 
@@ -39,6 +40,20 @@ def expert_exchange(group):
     return wrong
 
 
+def layer(group):
+    """How far the layer over ranks is from the one with all experts, of 6 tokens on each rank; the largest value."""
+    d, h, t = 32, 16, 6
+    g = torch.Generator().manual_seed(0)
+    x, router, w_gate_up, w_down = (
+        torch.randn(shape, generator=g) for shape in ((N * t, d), (E, d), (E, 2 * h, d), (E, d, h))
+    )
+    mine, experts = slice(group.rank * t, group.rank * t + t), slice(group.rank * (E // N), (group.rank + 1) * (E // N))
+    exchange = ExpertAllToAll(group, tokens=t, width=d, k=K, experts=E, dtype=torch.float32)
+    y = expert_feed_forward(exchange, x[mine].contiguous(), router, w_gate_up[experts], w_down[experts])
+    want = ops.moe_feed_forward(x, router, w_gate_up, w_down, k=K)[mine]
+    return (y - want).abs().max().item(), want.abs().max().item()
+
+
 def products(group):
     g = torch.Generator().manual_seed(group.rank)
     x, weight = (torch.randint(-4, 5, shape, generator=g).float() for shape in ((2 * N, 16), (5, 16)))
@@ -52,6 +67,8 @@ def products(group):
     right &= torch.equal(second(x, weight), whole[2 * group.rank :][:2])
     with pytest.raises(ValueError, match=r"x has 4 rows; expected a multiple of 3 ranks"):
         second(x[:4].contiguous(), weight)
+    with pytest.raises(ValueError, match=r"out is \[5, 2\] .*; expected contiguous \[2, 5\]"):
+        second(x, weight, torch.empty(5, 2))
     with pytest.raises(ValueError, match=r"expected .* of one dtype"):
         first(x, weight.double())
     return right
@@ -105,12 +122,13 @@ def regression(group):
 
 
 def everything(group):
-    return {work.__name__: work(group) for work in (expert_exchange, products, fp8_sums, regression)}
+    return {work.__name__: work(group) for work in (expert_exchange, layer, products, fp8_sums, regression)}
 
 
 def test_over_gloo():
     ranks = on_gloo(N, everything)
     assert [r["expert_exchange"] for r in ranks] == [0] * N
+    assert all(off < 1e-5 * largest for off, largest in (r["layer"] for r in ranks))
     assert all(r["products"] for r in ranks)
     for r in ranks:
         one_alone, sum_alone, one, many, part = r["fp8_sums"]

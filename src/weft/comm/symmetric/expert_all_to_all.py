@@ -41,7 +41,7 @@ class ExpertAllToAll:
         width: D. Rows are of 16-byte units.
         k: experts of a token.
         experts: of all ranks together; rank r has those from r * experts / ranks on.
-        measure: time both ways now, at 1, 4, 16 … tokens; False takes symmetric memory throughout, which is a guess.
+        measure: time both ways now with so many tokens on every rank; False takes symmetric memory, which is a guess.
 
     Raises:
         ValueError: sizes that do not go together.
@@ -53,7 +53,7 @@ class ExpertAllToAll:
         measure: bool = True,
     ):  # fmt: skip
         self.group, self.form = group, Form(group.size, tokens, width, k, experts, dtype)
-        self.measured_us: dict[int, dict[str, float]] = {}  # by tokens: a dispatch and a combine
+        self.measured_us: dict[str, float] = {}  # of each way: a dispatch and a combine
         self._open: Received | None = None
         self._launches: ExpertLaunches | None = None
         if group.backend == "nccl":
@@ -61,7 +61,7 @@ class ExpertAllToAll:
             self._launches = ExpertLaunches(self.form, self._memory.mine, self._memory.bases, group.rank)
             self._order = StreamOrder("expert exchanges")
             if measure:
-                self.measured_us = self.measured()
+                self.measured_us = {way: self._us(way) for way in (NCCL, SYMMETRIC)}
 
     def dispatch(self, x: Tensor, experts: Tensor, weights: Tensor, *, way: str = "") -> Received:
         """Sends each token to the ranks of its experts, once to each.
@@ -118,8 +118,7 @@ class ExpertAllToAll:
         """The way that is taken by default."""
         if self._launches is None:
             return NCCL
-        found = self.measured_us.get(self.form.tokens, {SYMMETRIC: 0.0})
-        return min(found, key=lambda way: found[way])
+        return min(self.measured_us, key=lambda way: self.measured_us[way], default=SYMMETRIC)
 
     def _of_symmetric(self) -> ExpertLaunches:
         if self._launches is None:
@@ -138,21 +137,13 @@ class ExpertAllToAll:
         if t > f.tokens:
             raise ValueError(f"expert exchange: {t:,} tokens; this object was made for up to {f.tokens:,} a rank")
 
-    def measured(self) -> dict[int, dict[str, float]]:
-        """Microseconds of a dispatch and a combine by each way with so many tokens on every rank, experts at random."""
-        found, tokens = {}, [self.form.tokens]
-        while tokens[-1] > 1:
-            tokens.append(tokens[-1] // 4)
-        for t in reversed([t for t in tokens if t]):
-            found[t] = {way: self._us(way, t) for way in (NCCL, SYMMETRIC)}
-        return found
-
-    def _us(self, way: str, tokens: int) -> float:
+    def _us(self, way: str) -> float:
+        """Microseconds from Python on the slowest rank, experts at random."""
         f, device = self.form, torch.device("cuda", torch.cuda.current_device())
         g = torch.Generator(device).manual_seed(self.group.rank)
-        x = torch.zeros((tokens, f.width), dtype=f.dtype, device=device)
-        experts = torch.rand((tokens, f.experts), generator=g, device=device).topk(f.k).indices.int()
-        weights = torch.ones((tokens, f.k), device=device)
+        x = torch.zeros((f.tokens, f.width), dtype=f.dtype, device=device)
+        experts = torch.rand((f.tokens, f.experts), generator=g, device=device).topk(f.k).indices.int()
+        weights = torch.ones((f.tokens, f.k), device=device)
         times = []
         for _ in range(ROUNDS):
             self.group.transport.barrier(True)

@@ -119,7 +119,12 @@ class Overlapped:
             ValueError: shapes or dtypes that do not go together.
         """
         self._check(x, weight)
-        out = torch.empty(self._shape(x, weight), dtype=x.dtype, device=x.device) if out is None else out
+        shape = self._shape(x, weight)
+        out = torch.empty(shape, dtype=x.dtype, device=x.device) if out is None else out
+        if out.shape != shape or out.dtype != x.dtype or not out.is_contiguous():
+            raise ValueError(
+                f"{self.what}: out is {list(out.shape)} {out.dtype}; expected contiguous {list(shape)} {x.dtype}"
+            )
         key = self._key(x, weight)
         if x.is_cuda and key not in self.measured_us and not torch.cuda.is_current_stream_capturing():
             ways = {name: functools.partial(self.run, name, x, weight, out) for name in self.ways(x, weight)}
