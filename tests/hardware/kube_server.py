@@ -220,8 +220,8 @@ def serve(cluster: Cluster):
             with cluster.lock:
                 node = cluster.nodes[name]
                 for new in body["status"]["conditions"]:  # merged by type
-                    kept = [c for c in node["status"]["conditions"] if c["type"] != new["type"]]
-                    node["status"]["conditions"] = [*kept, new]
+                    others = [c for c in node["status"]["conditions"] if c["type"] != new["type"]]
+                    node["status"]["conditions"] = [*others, new]
                 self.answer(200, cluster.bump(node))
 
         # ---- pods

@@ -311,8 +311,14 @@ def test_events_wait_while_the_disk_is_full(monkeypatch):
         daemon.batches.put(sources.Batch([Event("xid:48", GPU, time.time())]))
         daemon.batches.put(sources.Batch([Event("xid:79", GPU, time.time())]))
         eventually(lambda: any("the disk is full" in line and "events wait" in line for line in said))
+        refused = []
+        daemon.batches.put(sources.Batch(answer=refused.append, request={"do": "status", "by": "x"}))
+        daemon.batches.put(sources.Batch([Event("xid:45", GPU, time.time())] * 3000))
+        eventually(lambda: refused and "the disk is full" in refused[0])
         full.clear()
         eventually(lambda: ledger.active() and len(ledger.active().incidents) == 2)
+        eventually(lambda: any("can be written again" in line for line in said))
+        assert len([line for line in said if "is full" in line]) == 1
     finally:
         daemon.stop.set()
         daemon.changed.set()

@@ -2,6 +2,9 @@
 away."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -336,6 +339,37 @@ def test_from_fault_to_cordon_in_less_than_five_seconds_and_back_by_repair_and_c
     assert time.monotonic() - began < 5.0
     eventually(lambda: spec(cluster) == (False, [], None), 30.0)  # the reset and the check are commands that succeed
     assert any("reset of 0000:9b:00 ended with 0" in line for line in daemon.said)
+
+
+def test_the_command(cluster, api, tmp_path):
+    """``weft health run --on kubernetes`` with a kubeconfig: from a line of the log to a cordon."""
+    config, log = tmp_path / "kubeconfig", tmp_path / "kmsg"
+    log.touch()
+    where = {"name": "x", "cluster": {"server": api.api_client.configuration.host}}
+    context = {"name": "x", "context": {"cluster": "x", "user": "x"}}
+    config.write_text(
+        json.dumps(
+            {"clusters": [where], "contexts": [context], "users": [{"name": "x", "user": {}}], "current-context": "x"}
+        )
+    )
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "KUBECONFIG": str(config), "NODE_NAME": "n1"}
+    command = [
+        sys.executable, "-m", "weft", "health", "run", "--on", "kubernetes", "--no-nvml", "--kernel-log", str(log),
+        "--state", str(tmp_path / "state"),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
+    try:
+        eventually(lambda: cluster.condition("n1", "GPUHealthy") or process.poll() is not None, 30.0)
+        time.sleep(0.7)
+        with log.open("a") as file:
+            file.write("NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.\n")
+        eventually(lambda: spec(cluster)[0], 5.0)
+        shown = "XID 79 on GPU 0000:9b:00 (reboot)"
+        eventually(lambda: shown in cluster.condition("n1", "GPUHealthy")["message"])
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+        process.stderr.close()
 
 
 def test_an_api_server_that_is_down(cluster, daemon):

@@ -53,8 +53,10 @@ class Daemon:
         self.batches: queue.Queue[Batch] = queue.Queue()
         self.stop = threading.Event()
         self.changed = threading.Event()  # the scheduler's node or the decision
+        self.changed.set()  # look at once
         self.released: Callable[[], None] = lambda: None  # called when a person returned the node
         self.trouble = ""  # why the scheduler could not be reached last
+        self._full = ""  # why the state could not be written last
         self._tried: dict[tuple[str, str, str], float] = {}
         self._running: subprocess.Popen[bytes] | None = None
 
@@ -77,7 +79,7 @@ class Daemon:
         while not self.stop.is_set():
             try:
                 waiting.append(self.batches.get(timeout=1.0))
-                while len(waiting) < 1000:
+                for _ in range(1000):
                     waiting.append(self.batches.get_nowait())
             except queue.Empty:
                 pass
@@ -94,8 +96,17 @@ class Daemon:
         try:
             said = self.ledger.take(events, remember)
         except StateError as error:
-            self.say(f"ERROR {error}; {len(events)} events wait")
+            if str(error) != self._full:
+                self.say(f"ERROR {error}; {len(events)} events wait")
+            self._full = str(error)
+            for batch in batches:
+                if batch.answer is not None:
+                    batch.answer(json.dumps({"error": str(error)}))
+                    batch.answer = batch.request = None
             return False
+        if self._full:
+            self.say(f"the state can be written again; {len(events)} events are stored")
+            self._full = ""
         for batch in batches:
             batch.events, batch.remember = [], {}
         self._tell(said)

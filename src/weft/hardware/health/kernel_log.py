@@ -12,7 +12,7 @@ from datetime import datetime
 
 from weft.hardware.health.event import Event, pci_address
 
-LONGEST = 2000  # characters of a line that are kept
+LONGEST = 2000  # characters of a line that are read
 
 # The kernel's own lines: bare, with dmesg's stamps, or of the sender "kernel" in syslog and journalctl. What another program
 # logs is not believed: any user could name a fault.

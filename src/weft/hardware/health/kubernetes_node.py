@@ -75,7 +75,8 @@ class KubernetesNode:
             why = hint.get(error.status, error.reason or "")
             raise Unreachable(f"Kubernetes, {what}: {error.status} {why}") from error
         except (HTTPError, OSError) as error:
-            raise Unreachable(f"Kubernetes, {what}: no answer ({type(error).__name__})") from error
+            why = type(getattr(error, "reason", None) or error).__name__
+            raise Unreachable(f"Kubernetes, {what}: no answer ({why})") from error
 
     # ---- the node
 

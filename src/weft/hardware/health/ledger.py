@@ -28,6 +28,7 @@ from weft.hardware.health.event import EVIDENCE, Event
 
 WINDOW_S = 300.0  # events of one fault that are no farther apart are one incident
 AGAIN_S = 7 * 86400.0  # a fault that was repaired and comes back within this time asks for the next stronger action
+TEXTS = 100  # lines that are stored of one incident
 KEEP_S = 30 * 86400.0  # how long events are remembered
 SCHEMA_VERSION = 1
 SCHEMA = """
@@ -277,7 +278,8 @@ class Ledger:
                 (event.gpu, event.kind, pid, location, action, at, at, state, "accepted" if state == "closed" else "",
                  event.source, json.dumps(event.details)),
             ).lastrowid  # fmt: skip
-        self._db.execute("UPDATE events SET incident=? WHERE id=?", (incident, event.id))
+        text = event.text if not row or row["count"] < TEXTS else ""
+        self._db.execute("UPDATE events SET incident=?, text=? WHERE id=?", (incident, text, event.id))
         return True
 
     def _same(self, event: Event, pid: int | None, at: float) -> sqlite3.Row | None:
