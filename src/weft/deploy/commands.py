@@ -1,4 +1,4 @@
-"""``weft deploy render``, ``lint`` and ``diff``, ``weft launch``, ``weft doctor``."""
+"""``weft deploy render``, ``lint`` and ``diff``, ``weft launch``, ``weft cost``, ``weft doctor``."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +17,7 @@ def register(app: typer.Typer) -> None:
     for name, function in (("deploy render", render), ("deploy lint", lint), ("deploy diff", diff)):
         app.command(name, rich_help_panel=PANEL)(function)
     app.command(rich_help_panel=PANEL)(launch)
+    app.command(rich_help_panel=PANEL)(cost)
 
 
 def render(
@@ -174,3 +175,57 @@ def launch(
     told(submission.submit_kubernetes(objects))
     if not detach:
         submission.follow_kubernetes(job, objects[-1], told)
+
+
+def cost(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="Prometheus' address or a saved answer, what sacct wrote, or a saved simulation"
+        ),
+    ],
+    cluster: Annotated[Path | None, typer.Option(help="cluster.yaml: prices, GPUs, shares")] = None,
+    price: Annotated[float, typer.Option(min=0, help="of a GPU hour, where the cluster file has none")] = 0.0,
+    since: Annotated[str, typer.Option(help="of an address or sacct: 2026-11-01, or 30d before the end")] = "",
+    until: Annotated[str, typer.Option(help="2026-12-01; by default now, or the last job's end")] = "",
+    step: Annotated[str, typer.Option(help="of an address: a job counts in whole steps; 60s, longer over weeks")] = "",
+    by: Annotated[str, typer.Option(help="team, user or job")] = "team",
+    csv: Annotated[Path | None, typer.Option(metavar="FILE", help="write a row for each job")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="write a page")] = None,
+    as_json: Json = False,
+) -> None:
+    """GPU hours that were allocated, used and idle, what they cost, and what they were good for, by team, user and job."""
+    from weft.definition import UnknownName
+    from weft.deploy import rendering
+    from weft.deploy.cost import files, prometheus, sacct, simulation, table, usage
+    from weft.words import seconds
+
+    if by not in usage.KEYS:
+        raise UnknownName("--by", by, usage.KEYS)
+    made = rendering.load(cluster) if cluster else None
+    path = Path(source)
+    if source.startswith(("http://", "https://")):
+        begin, end = table.span(since or "30d", until)
+        period = prometheus.usage(
+            prometheus.fetch(source, begin, end, seconds(step) if step else 0.0), made, price, source
+        )
+    elif path.is_dir():
+        period = simulation.load(path, made, price)
+    elif not path.exists():
+        raise FileNotFoundError(f"there is no file {path}; expected an address, a file or a folder")
+    elif table.is_json(path):
+        period = prometheus.load(path, made, price)
+    else:
+        begin_end = table.span(since, until) if since else (None, None)
+        period = sacct.load(path, made, begin_end[0], begin_end[1], price)
+    if csv:
+        files.write_csv(csv, period)
+        told(f"written: {csv}")
+    if html:
+        files.write_html(html, period)
+        told(f"written: {html}")
+    found = usage.report(period)
+    if as_json:
+        print_json(found)
+    else:
+        table.show(found, by)
