@@ -156,7 +156,7 @@ def test_a_fault_reaches_the_webhook_and_its_end_too(monitored, fake_nvml, pages
         match = urllib.parse.urlencode({"match[]": asked(series)})
         values = {found[label] for found in fetch(f"{prometheus}/api/v1/series?{match}")["data"]}
         assert len(values) == 1 if label == "instance" else values == {"Hostname": {"node-7"}, "gpu": {"0", "1"}}[label]
-    assert result(prometheus, "ALERTS") == []
+    assert fetch(f"{prometheus}/api/v1/alerts")["data"]["alerts"] == []
 
     fake_nvml.xid(1, 79)
     fake_nvml.vanish(1)
@@ -198,7 +198,7 @@ def test_what_deploy_renders_from_a_cluster_file_fires(monitored, fake_nvml, pag
         )
 
     wait_for(evaluated, log)
-    assert result(prometheus, "ALERTS") == []  # a machine that has just started is healthy
+    assert fetch(f"{prometheus}/api/v1/alerts")["data"]["alerts"] == []  # a machine that has just started is healthy
     fake_nvml.xid(1, 79)
     alert = page(alerts, log, "GPUFatalXid", "firing", gpu="1", Hostname="node-7", xid="79")
     assert alert["annotations"]["summary"] == "GPU 1 of node-7: XID 79"
