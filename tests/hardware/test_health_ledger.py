@@ -235,6 +235,15 @@ def test_repeats_of_one_application_error_ask_for_nothing_but_many_incidents_do(
     assert ledger.active().incidents[0].action == "drain"
 
 
+def test_a_clock_that_was_ahead(ledger):
+    """A check that passed an hour in the future, by a clock that was set right since, excuses no fault of now."""
+    ledger.take([evidence("boot", 13_500.0, ""), evidence("passed", 13_600.0)])
+    ledger.take([fault(at=9_990.0)])
+    assert ledger.active() is not None
+    ledger.take([evidence("boot", 9_995.0, ""), evidence("passed", 9_999.0)])
+    assert ledger.active() is None
+
+
 def test_the_driver_takes_back_what_it_asked_for(ledger):
     line = "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x{} (x) to 0x{} (y)"
     parser = Parser()

@@ -28,6 +28,7 @@ from weft.hardware.health.event import EVIDENCE, Event
 
 WINDOW_S = 300.0  # events of one fault that are no farther apart are one incident
 AGAIN_S = 7 * 86400.0  # a fault that was repaired and comes back within this time asks for the next stronger action
+SKEW_S = 60.0  # how far evidence may lie in the future
 TEXTS = 100  # lines that are stored of one incident
 KEEP_S = 30 * 86400.0  # how long events are remembered
 SCHEMA_VERSION = 1
@@ -325,13 +326,16 @@ class Ledger:
 
     def _fact(self, gpu: str, name: str, at: float) -> None:
         self._db.execute(
-            "INSERT INTO facts VALUES (?, ?, ?) ON CONFLICT(gpu, name) DO UPDATE SET time=max(time, excluded.time)",
-            (gpu, name, at),
+            "INSERT INTO facts VALUES (?, ?, ?) ON CONFLICT(gpu, name) DO UPDATE"
+            " SET time=CASE WHEN time<=? THEN max(time, excluded.time) ELSE excluded.time END",
+            (gpu, name, at, self.now() + SKEW_S),
         )
 
     def _newest(self, gpu: str, name: str) -> float:
-        """Of a GPU, or of its whole node."""
-        row = self._db.execute("SELECT max(time) FROM facts WHERE gpu IN (?, '') AND name=?", (gpu, name)).fetchone()
+        """Of a GPU, or of its whole node. What is in the future was noted while the clock was wrong, and proves nothing."""
+        row = self._db.execute(
+            "SELECT max(time) FROM facts WHERE gpu IN (?, '') AND name=? AND time<=?", (gpu, name, self.now() + SKEW_S)
+        ).fetchone()
         return row[0] or 0.0
 
     # ---- decisions

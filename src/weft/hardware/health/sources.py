@@ -319,6 +319,8 @@ def ask(path: Path, request: dict[str, Any], timeout_s: float = 30.0) -> dict[st
         peer.settimeout(timeout_s)
         try:
             peer.connect(str(path))
+        except PermissionError as error:
+            raise OSError(f"{path} is of another user: run this as the daemon's user (sudo)") from error
         except OSError as error:
             raise OSError(
                 f"no weft health daemon listens at {path}: start it with weft health run --state {path.parent}"
