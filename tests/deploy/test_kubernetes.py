@@ -78,6 +78,21 @@ def test_names_of_configmaps_match_the_values(rendered):
         assert name == gpu_operator.EXCLUSIVE or f"{gpu_operator.PLUGIN_LABEL}={name}" in labels
 
 
+def test_the_health_daemon_may_do_what_its_readme_says(rendered):
+    """And its command is one that weft has."""
+    from typer.testing import CliRunner
+
+    from weft.hardware.health.commands import app
+
+    readme = (ROOT / "src/weft/hardware/health/README.md").read_text()
+    listed = yaml.safe_load(readme.partition("rules:\n")[2].partition("```")[0])
+    found = {each["kind"]: each for each in schemas.documents(rendered[1]["health/health.yaml"])}
+    assert sorted(map(str, listed)) == sorted(map(str, found["ClusterRole"]["rules"] + found["Role"]["rules"]))
+    container = found["DaemonSet"]["spec"]["template"]["spec"]["containers"][0]
+    assert container["args"][0] == "health"
+    assert CliRunner().invoke(app, [*container["args"][1:], "--help"]).exit_code == 0
+
+
 def test_every_object_of_a_namespace_has_one_that_is_there(rendered):
     made, texts = rendered
     there = {SYSTEM, "gpu-operator", "kueue-system", made.monitoring.namespace, *(team.name for team in made.teams)}

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from weft.cluster.specification import Specification
-from weft.deploy import gpu_operator, kueue, monitoring, tenancy
+from weft.deploy import gpu_operator, health, kueue, monitoring, tenancy
 from weft.deploy.manifests import Manifest, nvidia_pools, yaml_text
 
 README = """\
@@ -27,6 +27,7 @@ def render(made: Specification) -> dict[str, str]:
         "tenancy/claims.yaml": gpu_operator.claim_templates(made),
         **kueue.manifests(made),
         **monitoring.manifests(made),
+        "health/health.yaml": health.manifests(made) if nvidia_pools(made) else [],
     }
     texts = {name: yaml_text(found) for name, found in applied.items() if found}
     kustomization = {

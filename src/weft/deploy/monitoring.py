@@ -11,39 +11,12 @@ from typing import Any
 from weft.cluster.specification import Receiver, Specification
 from weft.deploy.dashboard import dashboard
 from weft.deploy.manifests import MANAGED, POOL, SYSTEM, Manifest, gpu_pools, manifest, yaml_text
+from weft.hardware.health import catalogue
 
 TEMPERATURE, UTILISATION = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_GPU_UTIL"
 XID = "weft_gpu_xid_errors_total"  # a counter for each code
 REMAP_FAILURE = "DCGM_FI_DEV_ROW_REMAP_FAILURE"
 EXPORTER, PORT = "weft-exporter", 9400
-# Codes after which a GPU does no more work until it is reset, its node rebooted or a person has looked.
-FATAL = (
-    46,
-    48,
-    61,
-    62,
-    64,
-    74,
-    79,
-    95,
-    109,
-    110,
-    119,
-    120,
-    121,
-    136,
-    140,
-    143,
-    144,
-    145,
-    146,
-    147,
-    148,
-    149,
-    150,
-    154,
-    158,
-)
 SLOWED = "hw_slowdown|hw_thermal_slowdown|hw_power_brake_slowdown|sw_thermal_slowdown"
 IDLE_PERCENT = 5
 HELD = f'{{namespace!~"|{SYSTEM}",pod!=""}}'  # by a pod, not by weft's own
@@ -51,19 +24,40 @@ JOBS = '{hpc_job!=""}'  # by a job of Slurm
 WAITING = 'sum by (cluster_queue) (kueue_pending_workloads{status="active"}) > 0'
 
 
+def fatal_xids() -> list[int]:
+    """Codes after which a GPU does no more work until it is reset, its node rebooted or a person has looked."""
+    return [code for code, action in _xids() if action in catalogue.ACTIONS and catalogue.needs_quarantine(action)]
+
+
+def dependent_xids() -> list[int]:
+    """Codes of which only the details of the kernel's line say how grave they are."""
+    return [code for code, action in _xids() if action in catalogue.DEPENDS]
+
+
+def _xids() -> list[tuple[int, str]]:
+    found = ((kind.removeprefix("xid:"), catalogue.find(kind).action) for kind in catalogue.faults())
+    return sorted((int(code), action) for code, action in found if code.isdecimal())
+
+
 def rules(made: Specification) -> list[dict[str, Any]]:
     """Groups of rules, for Prometheus and for the operator alike."""
-    alerts, codes = made.alerts, "|".join(map(str, FATAL))
+    alerts = made.alerts
 
     def held(by: str) -> str:
         return f"avg_over_time({UTILISATION}{by}[{alerts.idle_minutes}m])"
 
-    faults = f'{XID}{{xid=~"{codes}"}}'
+    def happened(codes: list[int]) -> str:
+        """A counter that is there for the first time has not increased; the first error of a code counts too."""
+        faults = f'{XID}{{xid=~"{"|".join(map(str, codes))}"}}'
+        return f"increase({faults}[10m]) > 0 or ({faults} > 0 unless {faults} offset 10m)"
+
     found = [
-        # A counter that is there for the first time has not increased; the first error of a code counts too.
-        alert("GPUFatalXid", f"increase({faults}[10m]) > 0 or ({faults} > 0 unless {faults} offset 10m)", "0s", "critical",
+        alert("GPUFatalXid", happened(fatal_xids()), "0s", "critical",
               "GPU {{ $labels.gpu }} of {{ $labels.Hostname }}: XID {{ $labels.xid }}",
               "Drain the node; see 'weft health explain {{ $labels.xid }}'."),
+        alert("GPUXid", happened(dependent_xids()), "0s", "warning",
+              "GPU {{ $labels.gpu }} of {{ $labels.Hostname }}: XID {{ $labels.xid }}",
+              "How grave it is only the kernel's log says: 'dmesg | weft health scan -' on the node."),
         alert("GPURowRemapFailed", f"{REMAP_FAILURE} > 0", "0s", "critical",
               "GPU {{ $labels.gpu }} of {{ $labels.Hostname }} has no spare rows left",
                   "Its memory must be replaced: drain the node."),
@@ -130,6 +124,7 @@ def rule_tests(made: Specification) -> dict[str, Any]:
         _test(f'{XID}{{{gpu},xid="79"}}', "1+0x60", 40, "GPUFatalXid", {}, False),  # long ago
         _test(f'{XID}{{{gpu},xid="79"}}', "_x20 0+0x40", 25, "GPUFatalXid", {}, False),  # the exporter has just started
         _test(f'{XID}{{{gpu},xid="43"}}', "1+1x60", 40, "GPUFatalXid", {}, False),  # an application's error
+        _test(f'{XID}{{{gpu},xid="149"}}', "0+0x10 1+0x40", 12, "GPUXid", {"gpu": "0", "Hostname": "n0", "xid": "149"}, True),
         _test(f"{REMAP_FAILURE}{{{gpu}}}", "0+0x5 1+0x20", 8, "GPURowRemapFailed", {"gpu": "0", "Hostname": "n0"}, True),
         _test(f"weft_gpu_up{{{gpu}}}", "1+0x3 0+0x20", 8, "GPULost", {"gpu": "0", "Hostname": "n0"}, True),
         _test('weft_nvml_up{Hostname="n0"}', "1+0x3 0+0x20", 8, "DriverDown", {"Hostname": "n0"}, True),
@@ -246,10 +241,8 @@ def exporter(made: Specification) -> list[Manifest]:
             "periodSeconds": 30,
             "timeoutSeconds": 10,
         },
-        "securityContext": {
-            "privileged": True,
-            "readOnlyRootFilesystem": True,
-        },  # MIG devices are seen by privileged pods only
+        # MIG devices are seen by privileged pods only, the kubelet's socket by root.
+        "securityContext": {"privileged": True, "runAsUser": 0, "readOnlyRootFilesystem": True},
         "volumeMounts": [{"name": "pod-resources", "mountPath": kubelet, "readOnly": True}],
     }
     spec = {
