@@ -8,7 +8,7 @@ from torch._dynamo.backends.common import aot_autograd
 from where import DEVICE
 
 from weft import ops
-from weft.operators.loss.long_operator import by_operator
+from weft.operators.loss import linear_operator  # noqa: F401  registers it
 
 pytestmark = [pytest.mark.device, pytest.mark.filterwarnings("ignore")]  # PyTorch's compiler warns of its own
 GENERATOR = torch.Generator().manual_seed(0)
@@ -22,8 +22,6 @@ TARGET = torch.tensor([3, 0, -100, 36, 7, 7, 2]).to(DEVICE)
 Q, K, V = random(2, 4, 5, 16), random(2, 2, 7, 16), random(2, 2, 7, 16)
 COS, SIN = random(5, 6).cos(), random(5, 6).sin()
 BEGINS, ENDS = torch.tensor([0, 3, 10], dtype=torch.int32, device=DEVICE), torch.tensor([0, 6, 14], dtype=torch.int32)
-CLASSES = random(37).abs()
-USUAL = {"ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0, "reduction": "mean"}
 CALLS = {
     "window": (lambda q, k, v: ops.attention(q, k, v, causal=True, window=(3, None)), (Q, K, V)),
     "bias": (
@@ -42,13 +40,6 @@ CALLS = {
         lambda x, w, b: ops.linear_cross_entropy(x, w, TARGET, bias=b, soft_cap=4.0, reduction="sum", chunk_rows=3) * 2,
         (random(7, 16), random(37, 16), random(37)),
     ),
-    "long loss": (
-        lambda x: by_operator(
-            x * 2, TARGET, weight=CLASSES, soft_cap=4.0, **{**USUAL, "label_smoothing": 0.1, "z_loss": 0.1}
-        ) * 2,
-        (random(7, 37),),
-    ),
-    "long losses": (lambda x: by_operator(x, TARGET, **{**USUAL, "reduction": "none"}), (random(7, 37),)),
     "rotary": (
         lambda q, k: ops.rotary_embedding(q * 2, k.transpose(1, 2), COS, SIN, interleaved=True),
         (random(2, 5, 4, 16), random(2, 2, 5, 16)),
@@ -81,8 +72,6 @@ def test_a_compiler_keeps_the_operator(name):
     expected = {
         "loss": [["linear_cross_entropy"], []], "mean": [["linear_cross_entropy"], []],
         "rotary": [["rotary_embedding"], ["rotary_embedding"]],
-        "long loss": [["long_cross_entropy"], ["long_cross_entropy_backward"]],
-        "long losses": [["long_cross_entropy"], ["long_cross_entropy_backward"]],
     }.get(name, [["attention"], ["attention_backward"]])  # fmt: skip
     assert graphs == [[f"weft.{operator}.default" for operator in operators] for operators in expected]
 
@@ -91,14 +80,13 @@ def _boxed(graph, *inputs):
     return graph(*inputs)
 
 
-@pytest.mark.parametrize("name", ["attention", "linear_cross_entropy", "long_cross_entropy", "rotary_embedding"])
+@pytest.mark.parametrize("name", ["attention", "linear_cross_entropy", "rotary_embedding"])
 def test_the_operator_says_what_it_does(name):
     q, k, v = (t.clone().requires_grad_() for t in (Q, K, V))
     x, w = random(7, 16).requires_grad_(), random(37, 16).requires_grad_()
     arguments = {
         "attention": (q, k, v, None, None, None, None, None, None, 3, 0, None, None, False, False),
         "linear_cross_entropy": (x, w, TARGET, None, None, -100, 0.0, 0.0, None, "mean", 4, None, [True, True, False]),
-        "long_cross_entropy": (x, TARGET % 16, w[0, :16].detach(), -100, 0.1, 0.1, 4.0, "mean"),
         "rotary_embedding": (q.transpose(1, 2), k[:, :, :5].transpose(1, 2), random(5, 8), random(5, 8), False, False),
     }
     torch.library.opcheck(getattr(torch.ops.weft, name).default, arguments[name])

@@ -18,7 +18,6 @@ from weft.operators.launch import Plans
 from weft.operators.loss import dispatch
 from weft.operators.loss.dispatch import BACKWARD, FORWARD, Forward
 from weft.operators.loss.kernels import scale_plans
-from weft.operators.loss.long_operator import by_operator
 from weft.operators.loss.reference import OPTIONS, WRONG, Options, composed, gradient, inputs, reference, workloads
 
 # ---- operators of torch.library ------------------------------------------------------------------------------------------
@@ -301,7 +300,7 @@ def cross_entropy_function(
     if chosen == "torch":
         loss = reference(rows, target, **named)
     elif traced(rows, target):
-        loss = (by_operator if chosen == "cuda" else cross_entropy_triton)(rows, target, **named)
+        loss = cross_entropy_triton(rows, target, **named)
     else:
         wanted = torch.is_grad_enabled() and logits.requires_grad
         tensors = (rows, target) if weight is None else (rows, target, weight)

@@ -278,11 +278,6 @@ def cluster_unsupported(c: LossCall | GradientCall) -> str:
     return f"{c.m} rows; a grid has {MOST_BLOCKS} blocks" if blocks > MOST_BLOCKS else ""
 
 
-def unsupported_unless_traced(c: LossCall) -> str:
-    """A traced call's kernel is chosen when its operator runs."""
-    return "" if c.traced else cluster_unsupported(c)
-
-
 def launch_cluster(c: LossCall) -> CudaPlan:
     """Of ``(x, target, weight, sums, loss, stats, dx)``: with the gradient a cluster of blocks holds a row; without it a
     block reads a row, or a cluster where there are too few rows to fill the GPU."""
@@ -409,12 +404,8 @@ def by_rows(finish: Callable[..., Any]) -> tuple[Route, ...]:
     )
 
 
-OPERATOR = "traced: one operator for the compiler, whose kernel is chosen when it runs"
-ROWS = Dispatch(functools.partial(loss_call, "cross_entropy", False), *by_rows(with_sums))  # when that runs
-
 FORWARD = Dispatch(
     functools.partial(loss_call, "cross_entropy", False), ON_CPU, EMPTY, OTHER_FORM,
-    Route("cuda", lambda c: c.traced and c.v >= 16384, OPERATOR, with_sums(launch_cluster), unsupported_unless_traced, sm=90),
     Route("single-program", lambda c: not c.traced, FEW,
           lambda c: SingleProgram(c.options, c.at_once, c.wanted, kernels.launch_single_program(c), None, None),
           single_program_unsupported),
