@@ -89,7 +89,11 @@ def test_the_operator_says_what_it_does(name):
         "linear_cross_entropy": (x, w, TARGET, None, None, -100, 0.0, 0.0, None, "mean", 4, None, [True, True, False]),
         "rotary_embedding": (q.transpose(1, 2), k[:, :, :5].transpose(1, 2), random(5, 8), random(5, 8), False, False),
     }
-    module = {"attention": "attention.operator", "linear_cross_entropy": "loss.linear_operator", "rotary_embedding": ""}
+    module = {
+        "attention": "attention.operator",
+        "linear_cross_entropy": "loss.linear_operator",
+        "rotary_embedding": "rotary.rotary_embedding",
+    }
     importlib.import_module(f"weft.operators.{module[name]}")  # registers it, which the first traced call does else
     torch.library.opcheck(getattr(torch.ops.weft, name).default, arguments[name])
 
