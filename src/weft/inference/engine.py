@@ -34,7 +34,7 @@ class TokenLogprobs:
     best: tuple[tuple[int, float], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Output:
     """What a step added to a request. ``finish_reason``: None, 'stop', 'length', 'abort' or 'error' (``error`` says why)."""
 
@@ -213,9 +213,7 @@ class Engine:
     def step(self) -> list[Output]:
         """Launches a step and returns what came out of the one before (without overlap: of this one)."""
         outputs, self.ended = self.ended, []
-        waits = not self.config.overlap or self.draft is not None or any(
-            s.parameters.needs_history for s in self.scheduler.running
-        )  # fmt: skip
+        waits = not self.config.overlap or self.draft is not None or any(s.history for s in self.scheduler.running)
         if waits and self.in_flight is not None:
             outputs += self._finish()
         work = self.scheduler.schedule(self.in_flight is not None, self.ahead)
@@ -240,9 +238,9 @@ class Engine:
 
     def _launch(self, work: list[Work]) -> Step:
         """Starts the model and the sampler; nothing waits for the device."""
-        work = sorted(work, key=lambda w: not w.decodes)  # stable
         decoding = [w for w in work if w.decodes]
-        prompts = work[len(decoding) :]
+        prompts = [w for w in work if not w.decodes]
+        work = decoding + prompts
         self._guess(decoding, prompts)
         queries = 1 + max((len(w.draft) for w in decoding), default=0)
         logits: list[Tensor] = []
@@ -253,17 +251,19 @@ class Engine:
         else:
             logits.append(self.runner.mixed(decoding, prompts))
         wanted = decoding + [w for w in prompts if w.sample]
-        rows = [row for w in wanted for row in self._rows(w, queries if w.decodes else 1)]
         sampled = Sampled(torch.empty(0, dtype=torch.int64))
-        if rows:
-            sampled = sample(logits[0] if len(logits) == 1 else torch.cat(logits), rows)
+        if wanted:
+            found = logits[0] if len(logits) == 1 else torch.cat(logits)
+            if all(w.sequence.plain for w in wanted):
+                sampled = Sampled(found.argmax(-1))
+            else:
+                sampled = sample(found, [row for w in wanted for row in self._rows(w, queries if w.decodes else 1)])
             if self.exchange is not None:
                 self.exchange.agree(sampled.tokens)
             if queries == 1:
                 self.runner.keep(wanted, sampled.tokens)
         for w in work:
             self.scheduler.publish(w.sequence)
-        for w in work:
             w.sequence.pending += w.sample
         return self._sent(work, sampled)
 
@@ -272,7 +272,7 @@ class Engine:
         rows, s, p, made = [], w.sequence, w.sequence.parameters, w.end - w.sequence.prompt
         for i in range(count):
             row = Row(p, 0.0 if p.greedy else uniform(s.seed, made + i))
-            if p.needs_history:
+            if s.history:
                 row.counts = s.counts + Counter(w.draft[:i]) if i else s.counts
                 row.prompt = s.distinct if p.repetition_penalty != 1 else ()
                 row.allowed = None if s.grammar is None else s.grammar.allowed()
@@ -309,9 +309,11 @@ class Engine:
             at += count
             if sequence.finished or not w.sample:
                 continue
-            found = tokens[first:at]
             sequence.pending -= 1
-            taken = 1
+            if not w.draft:
+                outputs.append(self._output(sequence, tokens[first : first + 1], step.sampled, first))
+                continue
+            found, taken = tokens[first:at], 1
             while taken <= len(w.draft) and found[taken - 1] == w.draft[taken - 1]:
                 taken += 1
             self.counted.draft_tokens += len(w.draft)
@@ -326,7 +328,7 @@ class Engine:
         for i, token in enumerate(tokens):
             sequence.tokens.append(token)
             taken.append(token)
-            if p.needs_history:
+            if sequence.history:
                 sequence.counts[token] += 1
             if p.logprobs is not None:
                 logprobs.append(self._logprobs(sampled, row + i, token, p.logprobs))

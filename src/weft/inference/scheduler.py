@@ -33,6 +33,11 @@ class Sequence:
     grammar: Any = None
     admitted: int = 0  # how often it was started
 
+    def __post_init__(self) -> None:
+        p = self.parameters
+        self.history = p.needs_history
+        self.plain = p.greedy and not self.history and p.logprobs is None  # its token is the largest logit's
+
     @property
     def length(self) -> int:
         return len(self.tokens) + self.pending
@@ -43,20 +48,16 @@ class Sequence:
         return self.length >= self.limit
 
 
-@dataclass
 class Work:
-    """Tokens ``start`` … ``end`` of a sequence; ``sample`` says that the token behind them is wanted."""
+    """Tokens ``start`` … ``end`` of a sequence; ``sample`` says that the token behind them is wanted. ``decodes``: it is one
+    token with all others in the cache, what ``paged_decode_attention`` is for. ``draft`` are guesses of the tokens behind."""
 
-    sequence: Sequence
-    start: int
-    end: int
-    sample: bool
-    draft: list[int] = field(default_factory=list)  # guesses of the tokens behind
+    __slots__ = ("decodes", "draft", "end", "sample", "sequence", "start")
 
-    @property
-    def decodes(self) -> bool:
-        """Whether it is one token with all others in the cache: what ``paged_decode_attention`` is for."""
-        return self.end - self.start == 1 and (self.sample or self.start >= self.sequence.prompt)
+    def __init__(self, sequence: Sequence, start: int, end: int, sample: bool):
+        self.sequence, self.start, self.end, self.sample = sequence, start, end, sample
+        self.draft: list[int] = []
+        self.decodes = end - start == 1 and (sample or start >= sequence.prompt)
 
 
 class Scheduler:
@@ -93,9 +94,10 @@ class Scheduler:
             left = sequence.length - sequence.computed
             if sequence.slot < 0 or left <= 0 or (sequence.pending and sequence.full) or budget <= 0:
                 continue
-            count = self._chunk(sequence, left, budget)
-            last = count == left
-            if not self._grow(sequence, sequence.computed + count + (ahead if last else 0), in_flight, work):
+            count = 1 if left == 1 else self._chunk(sequence, left, budget)
+            need = sequence.computed + count + (ahead if count == left else 0)
+            roomy = need <= len(sequence.blocks) * self.blocks.size
+            if not roomy and not self._grow(sequence, need, in_flight, work):
                 if in_flight:
                     for w in work:
                         w.sequence.computed = w.start
@@ -172,6 +174,8 @@ class Scheduler:
     def publish(self, sequence: Sequence) -> None:
         """Lets others find the blocks of known tokens that are computed, after the step that does so was launched."""
         size, blocks = self.blocks.size, sequence.blocks
+        if (sequence.published + 1) * size > sequence.computed:
+            return
         while (sequence.published + 1) * size <= min(sequence.computed, len(sequence.tokens)):
             i = sequence.published
             before = blocks[i - 1] if i else None

@@ -23,6 +23,15 @@ class Linear(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
+def gated(layer: Linear, x: Tensor) -> Tensor:
+    """silu(gate) · up of a layer whose first half of outputs is the gate; in one launch where the layer has one."""
+    at_once: Any = getattr(layer, "gated", None)
+    if at_once is not None and (y := at_once(x)) is not None:
+        return y
+    made: Tensor = ops.swiglu(*layer(x).chunk(2, -1))
+    return made
+
+
 class Dense:
     """A weight [N, K] in the model's dtype."""
 
@@ -39,6 +48,13 @@ class Dense:
             y: Tensor = ops.skinny_matmul(x, self.weight, self.bias)
             return y
         return F.linear(x, self.weight, self.bias)
+
+    def gated(self, x: Tensor) -> Tensor | None:
+        """silu(gate) · up of one token on a GPU, else None."""
+        if not self.gpu or x.shape[0] > 1 or self.bias is not None:
+            return None
+        y: Tensor = ops.linear(x, self.weight, activation="swiglu")
+        return y
 
 
 class InBlocks:

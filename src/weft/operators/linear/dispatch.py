@@ -346,6 +346,28 @@ def epilogue_launch(c: LinearCall) -> Any:
     return of_product(c, functools.partial(kernels.tiled_plan, kernels.linear_tiled, c))
 
 
+def one_row_launch(c: LinearCall) -> Any:
+    plan = gemv.plan(c.matrix, c.weight, c.bias, c.activation)
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, y: Tensor, pre: Tensor) -> None:
+        plan(flat(x), weight, bias, y)
+
+    return run
+
+
+def one_row_unsupported(c: LinearCall) -> str:
+    if c.m > gemv.MOST_ROWS or c.needs_copy:
+        return f"{c.m} rows of x, or ones for which a copy would be needed; expected up to {gemv.MOST_ROWS}"
+    if (
+        c.residual is not None
+        or c.keep
+        or (c.has_epilogue and not c.activation.gated)
+        or (c.activation.gated and c.bias is not None)
+    ):
+        return "an epilogue other than a bias, or a gated activation without one"
+    return "" if c.weight.stride(1) == 1 or c.weight.shape[1] == 1 else "rows of the weight are not contiguous"
+
+
 COPY = "leading dimensions that do not collapse into rows of one stride, for which a copy would be needed"
 SHORT = "up to 1024 terms an epilogue saves more than the loop loses to cuBLAS's"
 EPILOGUE = "cuBLAS's product, and the epilogue in one launch"
@@ -353,6 +375,8 @@ HANDED_OVER = (ON_CPU, TRACED, EMPTY, Route("torch", lambda c: c.needs_copy, COP
 
 FORWARD = Dispatch(
     LinearCall, *HANDED_OVER,
+    Route("gemv", lambda c: c.m == 1 and c.activation.gated and c.x.dtype in SIXTEEN_BITS,
+          "one row of x and a gated activation: gate and up meet in one program", one_row_launch, one_row_unsupported),
     Route("epilogue", lambda c: c.has_epilogue and (c.x.dtype == torch.float32 or c.m <= FEW), f"fp32, or few rows: {EPILOGUE}",
           epilogue_launch, copy_unsupported),
     Route("torch", lambda c: c.x.dtype == torch.float32, "cuBLAS's fp32 product is the fastest"),

@@ -16,6 +16,7 @@ from weft.definition import SHARED_LIMIT
 from weft.operators.configs import Config, Configurations, bucket, constants_of, grid_of
 from weft.operators.cuda import pointer_aligned
 from weft.operators.launch import INTERPRETING, Plan
+from weft.operators.linear.activations import NONE, Activation
 from weft.operators.partial_sums import SplitPlan, in_parts, parts_of
 
 # M rows of x, N rows of w, K columns of both
@@ -38,11 +39,14 @@ def store_rows(y_ptr, bias_ptr, bias_col, y, m, n, M, N, part, HAS_BIAS: tl.cons
 def skinny_vector(
     x_ptr, w_ptr, bias_ptr, y_ptr, M, N, k_vectors, x_row, x_col, w_row, w_col, bias_col,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, LANES: tl.constexpr, AT_ONCE: tl.constexpr, VEC: tl.constexpr,
-    EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+    EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr, GATED: tl.constexpr,
+    F: tl.constexpr,
 ):  # fmt: skip
     """A program takes ROWS rows of w and TOKENS of x. All its LANES threads walk along K, each with AT_ONCE times VEC elements
     of every row at a time, so that x is read once for all rows, sums stay in a thread's registers until the end, and threads
     meet once. K and the rows' strides are given in units of VEC, which tells the compiler that vectors do not straddle.
+
+    With GATED w has N more rows, and y = F(product, that with the other rows).
 
     Bytes are in flight either because STAGES steps go through shared memory, or because a thread asks for AT_ONCE vectors of
     each row before it multiplies the first."""
@@ -61,19 +65,31 @@ def skinny_vector(
     w = w_ptr + (n % N).to(tl.int64)[:, None, None, None, None] * (w_row * VEC) + (start + k) * w_col
     x = x_ptr + (m % M).to(tl.int64)[None, :, None, None, None] * (x_row * VEC) + (start + k) * x_col
     left = K - start
+    up = w + N.to(tl.int64) * (w_row * VEC) if GATED else w
     acc = tl.zeros([ROWS, TOKENS, LANES], tl.float32)
+    acc_up = tl.zeros([ROWS, TOKENS, LANES], tl.float32)
     for _ in tl.range(first, last, num_stages=STAGES):
         if EVEN_K:
             w_tile = tl.load(w, eviction_policy="evict_first")
+            if GATED:
+                up_tile = tl.load(up, eviction_policy="evict_first")
             x_tile = tl.load(x, eviction_policy="evict_last")
         else:
             w_tile = tl.load(w, mask=k < left, other=0.0, eviction_policy="evict_first")
+            if GATED:
+                up_tile = tl.load(up, mask=k < left, other=0.0, eviction_policy="evict_first")
             x_tile = tl.load(x, mask=k < left, other=0.0, eviction_policy="evict_last")
         acc += tl.sum(tl.sum(w_tile.to(tl.float32) * x_tile, axis=4), axis=2)
+        if GATED:
+            acc_up += tl.sum(tl.sum(up_tile.to(tl.float32) * x_tile, axis=4), axis=2)
+            up += STEP * VEC * w_col
         w += STEP * VEC * w_col
         x += STEP * VEC * x_col
         left -= STEP * VEC
-    store_rows(y_ptr, bias_ptr, bias_col, tl.sum(acc, axis=2), m, n, M, N, tl.program_id(1), HAS_BIAS)
+    y = tl.sum(acc, axis=2)
+    if GATED:
+        y = F(y, tl.sum(acc_up, axis=2), y_ptr.dtype.element_ty == tl.float32)
+    store_rows(y_ptr, bias_ptr, bias_col, y, m, n, M, N, tl.program_id(1), HAS_BIAS)
 
 
 @triton.jit
@@ -146,16 +162,18 @@ def vector_length(*tensors: Tensor) -> int:
     return length if pointer_aligned(*tensors) else 1
 
 
-def plan(x: Tensor, w: Tensor, bias: Tensor | None) -> Plan | SplitPlan:
-    """Of ``(x, w, bias, y)`` into a new row-major y [M, N] of x's dtype; without a bias any tensor is passed for it."""
-    (m, k), n = x.shape, w.shape[0]
+def plan(x: Tensor, w: Tensor, bias: Tensor | None, activation: Activation = NONE) -> Plan | SplitPlan:
+    """Of ``(x, w, bias, y)`` into a new row-major y [M, N] of x's dtype; without a bias any tensor is passed for it. A gated
+    activation's w has 2N rows, and no bias."""
+    (m, k), n = x.shape, w.shape[0] // (2 if activation.gated else 1)
     config = configuration(x.device, x.dtype, bucket(m), bucket(n), bucket(k))
     vec, tokens, lanes = vector_length(x, w), bucket(m), config["num_warps"] * 32
     step = config["AT_ONCE"] * lanes * vec
-    split = parts_of(config["SPLIT"], triton.cdiv(k, step))
+    split = 1 if activation.gated else parts_of(config["SPLIT"], triton.cdiv(k, step))
     strides = (x.stride(0) // vec, x.stride(1), w.stride(0) // vec, w.stride(1), 0 if bias is None else bias.stride(0))
     tile = {**constants_of(config), "SPLIT": split, "TOKENS": tokens, "LANES": lanes, "STAGES": config["num_stages"]}
-    constants = {**tile, "VEC": vec, "EVEN_K": k % step == 0, "HAS_BIAS": bias is not None}
+    constants = {**tile, "VEC": vec, "EVEN_K": k % step == 0, "HAS_BIAS": bias is not None,
+                 "GATED": activation.gated, "F": activation.forward}  # fmt: skip
     grid = (triton.cdiv(n, config["ROWS"]), split, triton.cdiv(m, tokens))
     products = Plan(skinny_vector, grid, (m, n, k // vec, *strides), constants, config["num_warps"], 1)
     return in_parts(products, split, m * n)

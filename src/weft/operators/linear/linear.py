@@ -70,7 +70,7 @@ def only_padded(c: dispatch.LinearCall) -> str:
 
 
 UNSUPPORTED: dict[str, Any] = {"triton": dispatch.copy_unsupported, "cuda": dispatch.hopper_unsupported}
-UNSUPPORTED |= {"cuda-padded": only_padded, "epilogue": dispatch.copy_unsupported}
+UNSUPPORTED |= {"cuda-padded": only_padded, "epilogue": dispatch.copy_unsupported, "gemv": dispatch.one_row_unsupported}
 
 
 def by_kernel(kernel: str, *operands: Any, **named: Any) -> Tensor:
@@ -114,7 +114,7 @@ def quack(
     return gemm_act(x, weight.t(), **how, store_preact=False, tuned=False)[1]
 
 
-for _name in ("triton", "epilogue"):
+for _name in ("triton", "epilogue", "gemv"):
     linear.implementation(_name, backend="triton", arch=">=sm_80")(functools.partial(by_kernel, _name))
 linear.implementation("cuda", **ON_HOPPER)(functools.partial(by_kernel, "cuda"))
 linear.implementation("cuda-padded", backend="cuda", directions=("forward",), **ON_HOPPER)(
