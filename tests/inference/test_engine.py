@@ -1,6 +1,7 @@
 """The engine: what is in the batch, the cache and the queue changes nothing of what a request gets."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import tiny
@@ -183,7 +184,7 @@ def test_what_can_never_run_is_refused(model):
 def test_end_tokens(model, folder, mixed):
     prompts, expected = mixed
     end = expected[0][5]
-    p = weft.SamplingParameters(max_tokens=20, temperature=0, stop_token_ids=(end,))
+    p = replace(GREEDY, stop_token_ids=(end,))
     for overlap in (False, True):
         got = run(engine_of(model, overlap=overlap), prompts[:3], p)
         assert got == [e[: e.index(end) + 1] if end in e else e for e in expected[:3]]
