@@ -89,12 +89,14 @@ class LLM:
                 f"argument 'quantize' is {quantize!r:.40}, but {folder} is quantised already; expected None"
             )
         quantise = None if quantize is None else Quantise(Scheme.of(quantize))
-        kind = _dtype("dtype", dtype) or (getattr(torch, config.dtype) if self.device.type == "cuda" else torch.float32)
+        kind = _dtype("dtype", dtype, WIDE) or (
+            getattr(torch, config.dtype) if self.device.type == "cuda" else torch.float32
+        )
         if max_length is not None and not 1 <= max_length <= config.max_length:
             raise ValueError(f"argument 'max_length' is {max_length}; expected 1 … {config.max_length}, the model's")
         config = replace(config, max_length=max_length or config.max_length)
         model = Decoder(config, source, self.device, kind, quantise=quantise, invariant=batch_invariant, **share)
-        stored = _dtype("cache_dtype", cache_dtype) or kind
+        stored = _dtype("cache_dtype", cache_dtype, (*WIDE, torch.float8_e4m3fn, torch.int8)) or kind
         gpu = self.device.type == "cuda"
         small = None if draft in (None, "ngram") else self._draft(draft, config, kind)
         each = Pages.bytes_per_token(config, stored, tensor_parallel)
@@ -198,13 +200,15 @@ def _completion(parts: list[Output]) -> Completion:
     )  # fmt: skip
 
 
-def _dtype(argument: str, given: str | torch.dtype | None) -> torch.dtype | None:
-    if given is None or isinstance(given, torch.dtype):
-        return given
+WIDE = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _dtype(argument: str, given: str | torch.dtype | None, known: tuple[torch.dtype, ...]) -> torch.dtype | None:
     short = {"fp8": "float8_e4m3fn", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-    found = getattr(torch, short.get(given, given), None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"argument '{argument}' is {given!r:.40}; expected a dtype such as 'bfloat16'")
+    found = getattr(torch, short.get(given, given), given) if isinstance(given, str) else given
+    if found is not None and found not in known:
+        names = ", ".join(str(each).removeprefix("torch.") for each in known)
+        raise ValueError(f"argument '{argument}' is {given!r:.40}; expected one of {names}")
     return found
 
 

@@ -11,13 +11,10 @@ from torch import Tensor
 from weft import ops
 from weft.inference.checkpoint import Source
 from weft.inference.config import ModelConfig
-from weft.inference.prefetch import weight_of
 from weft.inference.weights import Linear, Loader, Quantise, gated, in_blocks
 
 # T tokens, H heads of queries, G heads of keys and values, D head dim, B sequences that decode, Q queries of each of these,
 # P pages, page tokens of a page, V vocabulary
-Ahead = list[tuple[Tensor, int]]  # weights, and bytes of each to ask for
-BEHIND_QKV, BEFORE_GATE_UP, BEFORE_QKV = 32 << 20, 8 << 20, 8 << 20  # bytes
 INVARIANT_ROWS = 64  # tokens of a block whose products do not depend on the batch
 
 
@@ -55,7 +52,6 @@ class Batch:
     queries: int = 1
     prompts: Prompts | None = None
     rows: Tensor | None = None  # int64, tokens whose logits are wanted; None for all
-    prefetch: Any = None  # Prefetcher, in graphs of few tokens
 
     @property
     def decoding(self) -> int:
@@ -98,13 +94,10 @@ class Attention:
         self.out = load.linear([f"{at}.o_proj"], [config.hidden_size], heads * d, bias=config.output_bias, split=1)
         self.q_norm = load.tensor(f"{at}.q_norm.weight", (d,)) if config.qk_norm else None
         self.k_norm = load.tensor(f"{at}.k_norm.weight", (d,)) if config.qk_norm else None
-        self.next: Ahead = []
 
     def __call__(self, x: Tensor, batch: Batch, pages: Pages, angles: tuple[Tensor, Tensor]) -> Tensor:
         """x [T, hidden] → [T, hidden]; ``angles`` of every position, for sequences that decode."""
         q, k, v = self.qkv(x).view(x.shape[0], -1, self.d).split((self.heads, self.groups, self.groups), 1)
-        if batch.prefetch is not None:
-            batch.prefetch(*self.next)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
         n, parts = batch.decoding, []
@@ -185,13 +178,8 @@ class FeedForward:
         self.gate_up = load.linear([f"{at}.gate_proj", f"{at}.up_proj"], [width, width], hidden, bias=bias)
         self.down = load.linear([f"{at}.down_proj"], [hidden], width, bias=bias, split=1)
 
-        self.next: Ahead = []
-
-    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
-        y = self.down(gated(self.gate_up, x))
-        if batch.prefetch is not None:
-            batch.prefetch(*self.next)
-        return y
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(gated(self.gate_up, x))
 
 
 class MixtureOfExperts:
@@ -219,10 +207,10 @@ class MixtureOfExperts:
         self.shared = FeedForward(f"{at}.shared_expert", hidden, e.shared_size, load) if e.shared_size else None
         self.shared_gate = load.tensor(f"{at}.shared_expert_gate.weight", (1, hidden)) if e.shared_size else None
 
-    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         y: Tensor = ops.moe_feed_forward(x, self.router, self.gate_up, self.down, self.k, normalise=self.normalise)
         if self.shared is not None and self.shared_gate is not None:
-            y = y + torch.sigmoid(F.linear(x, self.shared_gate)) * self.shared(x, batch)
+            y = y + torch.sigmoid(F.linear(x, self.shared_gate)) * self.shared(x)
         return y
 
 
@@ -277,21 +265,6 @@ class Decoder:
             self.head = load.linear(["lm_head"], [config.vocab_size], config.hidden_size, split=None, quantise=False)
         source.finish()
         self.angles: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
-        self._order()
-
-    def _order(self) -> None:
-        """Which weights come next, and how many bytes of them there is time to ask for while small kernels run."""
-
-        def part(layer: Any, most: int) -> Ahead:
-            weight = weight_of(layer)
-            return [] if weight is None else [(weight, most)]
-
-        for i, (_, attention, _, feed) in enumerate(self.layers):
-            following = self.layers[i + 1][1].qkv if i + 1 < len(self.layers) else self.head
-            attention.next = part(attention.out, BEHIND_QKV)
-            if isinstance(feed, FeedForward):
-                attention.next += part(feed.gate_up, BEFORE_GATE_UP)
-                feed.next = part(following, BEFORE_QKV)
 
     def prepare(self, positions: int) -> None:
         """Makes the angles of so many positions."""
@@ -319,7 +292,7 @@ class Decoder:
             y, residual = self._added(x, residual, before, eps)
             x = self._summed(attention(y, batch, pages, self.angles))
             y, residual = self._added(x, residual, after, eps)
-            x = self._summed(feed_forward(y, batch))
+            x = self._summed(feed_forward(y))
         if batch.rows is not None:
             x, residual = x[batch.rows], residual[batch.rows] if residual is not None else None
         y, _ = self._added(x, residual, self.norm, eps)

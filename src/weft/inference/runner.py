@@ -7,11 +7,9 @@ import torch
 from torch import Tensor
 
 from weft.inference.model import Batch, Decoder, Pages, Prefill, Prompts
-from weft.inference.prefetch import Prefetcher
 from weft.inference.scheduler import Sequence, Work
 
 GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # sequences for which decoding is captured
-FEW = 4  # sequences up to which the next weights are asked for ahead
 
 
 class Runner:
@@ -148,17 +146,12 @@ class Runner:
         """Captures decoding for up to ``most`` sequences; the largest first, so that all share its memory."""
         sizes = sorted({*(size for size in GRAPHS if size < most), most})
         pool, made = None, {}
-        empty, ahead = [self.slots, 0, 0], Prefetcher.of(self.device)
+        empty = [self.slots, 0, 0]
         for size in reversed(sizes):
             given = torch.tensor([empty] * size, dtype=torch.int64, device=self.device)
 
-            def launch(given: Tensor = given, ahead: Any = ahead if size <= FEW else None) -> Tensor:
-                batch = self._decoding(given, self.width)
-                batch.prefetch = ahead
-                logits = self.model(batch, self.pages)
-                if ahead is not None:
-                    ahead.join()
-                return logits
+            def launch(given: Tensor = given) -> Tensor:
+                return self.model(self._decoding(given, self.width), self.pages)
 
             with torch.inference_mode():
                 stream = torch.cuda.Stream()

@@ -142,7 +142,15 @@ class Tokenizer:
                 self._rendered = _environment().from_string(self.template)
             variables = {"add_generation_prompt": True, **self.special, **more}
             text: str = self._rendered.render(messages=list(messages), **variables)
-        except (TemplateError, TypeError, KeyError, AttributeError, IndexError, RecursionError, OverflowError) as error:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            RecursionError,
+            ArithmeticError,
+        ) as error:
             raise ValueError(f"the model's chat template refuses these messages: {error}") from None
         return text
 

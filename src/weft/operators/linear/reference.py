@@ -173,7 +173,10 @@ WORKLOADS = {
         workload(**SMALL, activation="none", plus="bias"),
         *(workload(**SMALL, layout=layout) for layout in ("NN", "TN", "TT")),
         workload(**SMALL, activation="swiglu", layout="NN"),
-        *(workload(M=1, N=n, K=k, activation=name, plus="none") for n, k, name in ((41, 130, "swiglu"), (64, 256, "geglu"))),
+        *(
+            workload(M=1, N=n, K=k, activation=name, plus="none")
+            for n, k, name in ((41, 130, "swiglu"), (64, 256, "geglu"))
+        ),
         *(workload(M=40, N=48, K=32, memory=memory) for memory in LAYOUTS[1:]),
         workload(**NONFINITE, activation="none"),
         *(workload(**NONFINITE, activation=name, plus="none") for name in ("relu", "gelu_tanh", "swiglu")),
