@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
     """Adds the commands to the ``weft`` command."""
     for function in (device, ceilings, bandwidth, topology, top, exporter):
         app.command(rich_help_panel="Hardware")(function)
-    app.add_typer(health.app, name="health", rich_help_panel="Hardware")
+    health.register(app)
 
 
 def device(as_json: Json = False) -> None:

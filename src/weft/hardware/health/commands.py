@@ -18,11 +18,14 @@ from weft.console import Json, note, out, print_json, print_line
 from weft.hardware.health import catalogue
 from weft.hardware.health.event import pci_address
 
-app = typer.Typer(
-    no_args_is_help=True,
-    help="GPU faults: what they mean, find them, take a node out of service and return it.",
-)
+PANEL = "Health"
 State = Annotated[Path | None, typer.Option(help="folder of the state (WEFT_HEALTH_STATE)")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to the ``weft`` command."""
+    for function in (codes, explain, scan, check, run, status, inject, evidence, release):
+        app.command(f"health {function.__name__}", rich_help_panel=PANEL)(function)
 
 
 def state_folder(given: Path | None) -> Path:
@@ -41,7 +44,6 @@ def _table(*columns: str) -> Table:
     return table
 
 
-@app.command()
 def codes(as_json: Json = False) -> None:
     """List every fault that is known: class, action, meaning."""
     listed = [catalogue.find(kind) for kind in catalogue.faults()]
@@ -64,7 +66,6 @@ def _as_dict(f: catalogue.Fault) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@app.command()
 def explain(
     fault: Annotated[str, typer.Argument(help="79, row-remap-failure, or a line of the kernel's log")],
     as_json: Json = False,
@@ -118,7 +119,6 @@ def _units(kind: str) -> None:
                 print_line(f"  {row['unit']}: reset at the bits {row['reset']} of the error status{driver}")
 
 
-@app.command()
 def scan(
     log: Annotated[str, typer.Argument(help="a file of dmesg, journalctl or syslog; - for standard input")],
     as_json: Json = False,
@@ -157,7 +157,6 @@ def scan(
     raise typer.Exit(int(active is not None))
 
 
-@app.command()
 def run(
     on: Annotated[str, typer.Option(help="kubernetes, slurm, or none: decide and report alone")] = "none",
     node: Annotated[str, typer.Option(help="the scheduler's name of this node (NODE_NAME, else the host's)")] = "",
@@ -253,7 +252,6 @@ def _stop_on_signals(stop: threading.Event) -> None:
         signal.signal(number, lambda *_: stop.set())
 
 
-@app.command()
 def inject(
     fault: Annotated[str, typer.Argument(help="79, or a name of weft health codes")],
     gpu: Annotated[str, typer.Option(help="index or PCI address; none for the whole node")] = "",
@@ -269,7 +267,6 @@ def inject(
     _ask(state, request, as_json)
 
 
-@app.command()
 def evidence(
     what: Annotated[str, typer.Argument(help="reset (a GPU was reset) or passed (a check passed)")],
     gpu: Annotated[str, typer.Option(help="index or PCI address; none for the whole node")] = "",
@@ -280,7 +277,6 @@ def evidence(
     _ask(state, {"do": "evidence", "kind": what, "gpu": _address(gpu)}, as_json)
 
 
-@app.command()
 def release(
     why: Annotated[str, typer.Argument(help="for the record: card replaced, drill over")],
     state: State = None,
@@ -290,7 +286,6 @@ def release(
     _ask(state, {"do": "release", "why": why}, as_json)
 
 
-@app.command()
 def status(state: State = None, as_json: Json = False) -> None:
     """Show the quarantine, what it waits for, and the newest incidents."""
     from weft.hardware.health.sources import ask
@@ -348,7 +343,6 @@ def _address(gpu: str) -> str:
     return here[int(gpu)]
 
 
-@app.command()
 def check(
     level: Annotated[
         str, typer.Option(help="quick (seconds), medium (under 2 minutes), long (tens of minutes)")
