@@ -119,6 +119,7 @@ def test_a_mistake_in_a_job_is_named(tmp_path, line, words):
 @pytest.mark.parametrize(("old", "new", "words"), [
     ("team: vision", "team: visio", "did you mean 'vision'?"), ("pool: h100", "pool: h200", "did you mean 'h100'?"),
     ("team: vision\n", "", "team is missing"),
+    ("nodes: 4", "gpus: 9", "asks for 9 GPUs of a node; expected at most 8 in 'h100'"),
 ])  # fmt: skip
 def test_names_that_the_cluster_does_not_have(tmp_path, old, new, words):
     with pytest.raises((UnknownName, ValueError), match=re.escape(words)):

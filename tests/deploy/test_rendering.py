@@ -59,6 +59,7 @@ def test_a_list_of_files_from_elsewhere_removes_nothing_outside(tmp_path):
 @pytest.mark.parametrize(("old", "new", "words"), [
     ("name: h100", "name: Big_One", "name is 'Big_One'; expected lower-case letters"),
     ("name: h100", "name: '$(reboot)'", "expected lower-case letters"),
+    ("name: h100", 'name: h100, rack: "a\\nSlurmUser=root"', "rack is 'a\\nSlurmUser=root'; expected letters"),
 ])  # fmt: skip
 def test_names_that_kubernetes_refuses_are_refused(tmp_path, old, new, words):
     text = "nodes: [{count: 2, name: h100}]"

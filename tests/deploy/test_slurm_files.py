@@ -135,6 +135,13 @@ def test_quotas_are_limits_of_accounts(tmp_path):
     assert set(re.findall(r"(gres/[^=,]+)=", owned)) <= set(tres)  # a limit of what is not counted is no limit
 
 
+def test_the_prolog_says_nothing_of_its_own(tmp_path):
+    prolog = rendered(tmp_path, (ROOT / "examples/cluster.yaml").read_text())["prolog.sh"]
+    script = prolog.replace("/run/weft/jobs", str(tmp_path / "jobs"))
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, env={})
+    assert done.stdout == done.stderr == ""
+
+
 def test_scripts_with_shellcheck(tmp_path):
     tool = shutil.which("shellcheck")
     if not tool:

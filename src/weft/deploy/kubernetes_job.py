@@ -5,7 +5,7 @@ from typing import Any
 
 from weft.cluster.specification import Pool, Specification
 from weft.deploy import kueue
-from weft.deploy.manifests import JOB, POOL, TAINT, TEAM, Manifest, manifest
+from weft.deploy.manifests import JOB, POOL, TAINT, TEAM, Manifest, manifest, pool_of
 from weft.train.launch import JobFile
 from weft.words import seconds
 
@@ -24,7 +24,7 @@ def manifests(job: JobFile, made: Specification | None = None) -> list[Manifest]
         made: the cluster file, which says how the pool's GPUs are called.
 
     Raises:
-        ValueError: no team, whose namespace it is; an elastic job of another kind than ``job``.
+        ValueError: no team, whose namespace it is; an elastic job of another kind than ``job``; a node has fewer GPUs.
         UnknownName: a pool or team that the cluster file does not have.
     """
     if not job.team:
@@ -38,11 +38,7 @@ def manifests(job: JobFile, made: Specification | None = None) -> list[Manifest]
             f"min_nodes is {job.min_nodes} with kind {job.kind}; expected kind: job, whose pods fail one by one"
         )
     build = {"job": _job, "jobset": _jobset, "trainjob": _trainjob, "raycluster": _raycluster}[job.kind]
-    return build(job, _pool(job, made), made)
-
-
-def _pool(job: JobFile, made: Specification | None) -> Pool | None:
-    return made.pool(job.pool) if made and job.pool else None
+    return build(job, pool_of(job, made), made)
 
 
 def _labels(job: JobFile) -> dict[str, str]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from weft.cluster.specification import Pool, Specification, Team
+from weft.train.launch import JobFile
 
 Manifest = dict[str, Any]
 
@@ -29,6 +30,24 @@ def manifest(
 def of_team(team: Team, api: str, kind: str, name: str, **content: Any) -> Manifest:
     """An object in a team's namespace."""
     return manifest(api, kind, name, team.name, {TEAM: team.name}, **content)
+
+
+def pool_of(job: JobFile, made: Specification | None) -> Pool | None:
+    """The pool that a job names, where there is a cluster file.
+
+    Raises:
+        UnknownName: the cluster has no such pool.
+        ValueError: none of its nodes has what the job asks of each: it would wait for ever.
+    """
+    if not (made and job.pool):
+        return None
+    pool = made.pool(job.pool)
+    most = pool.nodes.gpus * pool.sharing.replicas
+    if job.gpus_per_node > most:
+        raise ValueError(
+            f"the job asks for {job.gpus_per_node} GPUs of a node; expected at most {most} in '{pool.name}'"
+        )
+    return pool
 
 
 def yaml_text(documents: Iterable[Any]) -> str:

@@ -1,5 +1,6 @@
 """``weft deploy render``: the files of a target, and a folder that holds exactly these."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from weft.cluster.files.text import TraceError
 from weft.cluster.specification import NAME, Specification, read
 from weft.definition import UnknownName
 
+RACK = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")  # a label's value
 LIST = ".rendered"  # in the folder: the files that weft wrote, which it may replace and remove
 
 
@@ -17,16 +19,22 @@ def targets() -> dict[str, Callable[[Specification], dict[str, str]]]:
 
 
 def load(path: Path) -> Specification:
-    """A cluster file that can be deployed: every group of nodes has a name of its own, as Kubernetes and Slurm take it.
+    """A cluster file that can be deployed: every group of nodes has a name of its own, as Kubernetes and Slurm take it, and so
+    has its rack.
 
     Raises:
-        TraceError: as :func:`weft.cluster.specification.read`, or such a name.
+        TraceError: as :func:`weft.cluster.specification.read`, or such a name or rack.
     """
     made, seen = read(path), dict[str, int]()
     for pool in made.pools:
         if not NAME.fullmatch(pool.name):
             raise TraceError(
                 f"{path}:{pool.line}: name is {pool.name!r}; expected lower-case letters, digits and dashes"
+            )
+        if not RACK.fullmatch(pool.nodes.rack):
+            raise TraceError(
+                f"{path}:{pool.line}: rack is {pool.nodes.rack!r}; expected letters, digits and -_. between, at most 63, as"
+                " values of labels in Kubernetes are"
             )
         if pool.name in seen:
             raise TraceError(

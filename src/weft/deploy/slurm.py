@@ -1,8 +1,7 @@
 """A cluster file as Slurm's: slurm.conf, gres.conf, topology.conf, accounts and quotas, prolog and epilog.
 
-A pool is a partition and, for whole GPUs,
-    a type of the gres ``gpu`` of the pool's name. What is nominal is a QOS of the team's
-name, which preempts; jobs beyond it run in the QOS ``borrow-COHORT`` and are requeued when the owner comes.
+A pool is a partition and, for whole GPUs, a type of the gres ``gpu`` of the pool's name. What is nominal is a QOS of the
+team's name, which preempts; jobs beyond it run in the QOS ``borrow-COHORT`` and are requeued when the owner comes.
 """
 
 import math
@@ -256,9 +255,8 @@ def _limits(made: Specification, team: Team, most: bool) -> str:
 
 PROLOG = f"""\
 #!/bin/sh
-# Before a job, on each of its nodes, as root: says which GPUs it has,
-    and checks them. Where this fails Slurm drains the node
-# and queues the job again.
+# Before a job, on each of its nodes, as root: says which GPUs it has, and checks them. Where this fails Slurm drains
+# the node and queues the job again.
 set -u
 PATH={BIN}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin # Slurm sets none
 export PATH

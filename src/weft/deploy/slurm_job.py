@@ -7,6 +7,7 @@ from typing import Any
 
 from weft.cluster.specification import Priority, Specification
 from weft.definition import UnknownName
+from weft.deploy.manifests import pool_of
 from weft.deploy.slurm import MPS_PER_GPU
 from weft.train.launch import JobFile
 from weft.words import seconds
@@ -22,6 +23,7 @@ def script(job: JobFile, made: Specification | None = None, logs: str = "") -> s
 
     Raises:
         UnknownName: a pool, team or priority that the cluster file does not have.
+        ValueError: a node of the pool has fewer GPUs than the job asks for.
     """
     options = {
         "job-name": job.id,
@@ -82,9 +84,9 @@ def _run(job: JobFile) -> list[str]:
 def gres(job: JobFile, made: Specification | None) -> str:
     """What a node of the job has of its pool: GPUs of a type, MIG slices, shards or percents of MPS."""
     count = job.gpus_per_node
-    if not (made and job.pool):
+    pool = pool_of(job, made)
+    if pool is None:
         return f"gpu:{count}"
-    pool = made.pool(job.pool)
     if pool.sharing.mode == "mig":
         return f"gpu:{pool.sharing.profile}:{count}"
     if pool.sharing.mode == "time-slicing":
