@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from concurrent import futures
 from pathlib import Path
@@ -381,6 +382,24 @@ def test_what_is_asked_wrongly_is_said(command, fake_nvml, exporter):
     ]:
         code, _, err = command("exporter", *words)
         assert code == 2 and f"weft exporter: {said}" in err
+
+
+def test_only_the_page_of_metrics_is_served(exporter):
+    port = exporter().port
+
+    def status(path: str, **options) -> int:
+        try:
+            request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", **options)
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code
+
+    assert [status(path) for path in ("/", "/metrics?x=1", "/../etc/passwd")] == [200, 200, 404]
+    assert status("/metrics", method="POST", data=b"x" * 9) == 501
+    with futures.ThreadPoolExecutor(16) as pool:
+        assert set(pool.map(status, ["/metrics"] * 64)) == {200}
 
 
 class Running:
