@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from followed import follows
 from kube_server import Cluster, serve
 
 pytest.importorskip("kubernetes")
@@ -300,7 +301,7 @@ def test_the_budget_counts_nodes_of_the_whole_cluster(cluster, api):
 # ---- the daemon
 
 
-def eventually(condition, seconds=10.0):
+def eventually(condition, seconds=30.0):
     until = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < until, "not in time"
@@ -360,7 +361,7 @@ def test_the_command(cluster, api, tmp_path):
     process = subprocess.Popen(command, env=variables, stderr=subprocess.PIPE, text=True)
     try:
         eventually(lambda: cluster.condition("n1", "GPUHealthy") or process.poll() is not None, 30.0)
-        time.sleep(0.7)
+        eventually(lambda: follows(tmp_path / "state"), 30.0)
         with log.open("a") as file:
             file.write("NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.\n")
         eventually(lambda: spec(cluster)[0], 5.0)

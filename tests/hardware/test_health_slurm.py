@@ -10,6 +10,7 @@ import time
 
 import pytest
 from cluster.slurm_cluster import missing, slurm, wait
+from followed import follows
 
 from weft.hardware.health import slurm_node
 from weft.hardware.health.event import Event
@@ -67,7 +68,7 @@ def test_the_daemon_drains_and_resumes(there, tmp_path):
     says = (tmp_path / "said").read_text
     try:
         wait(lambda: "watching node n0" in says(), 30, says)
-        time.sleep(1.0)  # it begins at the end of the log
+        wait(lambda: follows(tmp_path / "state"), 30, says)
         with log.open("a") as file:
             file.write("NVRM: Xid (PCI:0000:9b:00): 95, pid=1, name=x, Uncontained\n")
         began = time.monotonic()
