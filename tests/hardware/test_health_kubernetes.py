@@ -170,6 +170,21 @@ def test_a_mark_that_the_state_does_not_know_is_adopted(cluster, node, ledger):
     assert spec(cluster) == (False, [], None)
 
 
+def test_two_daemons_with_two_states(cluster, node, ledger):
+    """They do not take turns: the one whose mark was replaced says so and changes nothing."""
+    fail(ledger)
+    reconcile(node, ledger)
+    second = Ledger()
+    fail(second)
+    reconcile(node, second)
+    mark = spec(cluster)[2]
+    for _ in range(3):
+        with pytest.raises(Unreachable, match=r"another weft health with another state runs for it"):
+            reconcile(node, ledger)
+        reconcile(node, second)
+    assert spec(cluster)[2] == mark and mark["id"] == second.active().id
+
+
 def test_a_damaged_annotation_never_uncordons(cluster, node, ledger):
     cluster.edit("n1", unschedulable=True, taints=[{"key": KEY, "value": "x", "effect": "NoSchedule"}])
     cluster.nodes["n1"]["metadata"]["annotations"][KEY] = "{not json"

@@ -105,6 +105,11 @@ def _round(node: Node, ledger: Ledger) -> list[str]:
     if not active:
         node.healthy()
         return said
+    if mark and mark.id != active.id and active.applied and ledger.quarantine(mark.id) is None:
+        raise Unreachable(
+            f"the node has the mark of quarantine {mark.id} in place of {active.id}: another weft health with another state "
+            "runs for it; stop one of them"
+        )
     why_not = node.quarantine(active, mark)
     if why_not:
         ledger.progress(active, applied=False, drained=False, waiting=why_not)
