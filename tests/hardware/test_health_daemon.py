@@ -278,6 +278,8 @@ def test_commands_of_a_drill(command, tmp_path):
             b'{"do": "nothing"}\n',
             b'{"do": "inject"}\n',
             b'{"do": "inject", "kind": "xid:1", "gpu": "x"}\n',
+            b"[" * 50000 + b"\n",
+            b'{"do": "inject", "kind": "xid:31", "details": {"pid": 99999999999999999999}}\n',
         ):
             with socket.socket(socket.AF_UNIX) as peer:
                 peer.connect(str(folder / "health.sock"))

@@ -1,6 +1,7 @@
 """Faults and decisions: the catalogue, the kernel's log, incidents, quarantines, and a simulation of thousands of
 hostile events."""
 
+import io
 import itertools
 import json
 import os
@@ -104,10 +105,14 @@ def test_details_of_a_line():
     assert Parser().parse(line).details["caused_by"] == 149
     line = "NVRM: Xid (PCI:0000:01:00): 13, pid=5, name=a, Graphics SM Warp Exception on (GPC 3, TPC 1, SM 1): Out Of Range"
     assert Parser().parse(line).details["location"] == "GPC 3, TPC 1"
+    assert (
+        "pid" not in Parser().parse(f"NVRM: Xid (PCI:0000:01:00): 13, pid={'9' * 30}, name=a").details
+    )  # SQLite: 64 bits
 
 
 @pytest.mark.parametrize("line", [
     "", "NVRM: Xid error: xyz, invalid data", "NVRM: Xid (invalid): some error", "NVRM: Xid (PCI:0000:9b:00): none, x",
+    f"NVRM: Xid (PCI:0000:9b:00): {'9' * 30}, x",
     "pcieport 0000:00:01.0: AER: Corrected error received: 0000:00:01.0",
     "nvme 0000:9b:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal)",
     "\x00\xff" * 5000, "2026-05-04T12:33:44Z n1 mallory: NVRM: Xid (PCI:0000:9b:00): 79, x",
@@ -438,6 +443,13 @@ def test_scan(command, tmp_path):
     code, out, _ = command("health", "scan", log)
     assert code == 0 and "XID 14" in out and "Take the node" not in out
     assert command("health", "scan", tmp_path / "none")[0] == 2
+
+
+def test_scan_of_a_pipe_with_binary_bytes(command, monkeypatch):
+    text = b"\xff\x00\n" + LINES[0][0].encode() + b" \xfe\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text), encoding="utf-8"))
+    code, out, _ = command("health", "scan", "-")
+    assert code == 1 and "XID 79" in out
 
 
 @pytest.mark.parametrize(("what", "says"), [

@@ -129,6 +129,7 @@ def scan(
 
     ledger = Ledger()
     if log == "-":
+        sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
         ledger.take(read(sys.stdin))
     else:
         with open(log, errors="replace") as file:
@@ -327,7 +328,7 @@ def _say_status(found: dict[str, Any]) -> None:
     if quarantine["waiting"]:
         print_line(f"Waits: {quarantine['waiting']}")
     for i in quarantine["incidents"]:
-        print_line(f"  {i['what']}, {i['count']:,} times, needs: {i['needs']}")
+        print_line(f"  {i['what']}, {i['count']:,} time{'s' * (i['count'] != 1)}, needs: {i['needs']}")
 
 
 def _address(gpu: str) -> str:

@@ -147,7 +147,7 @@ class Daemon:
                 return status(self.ledger, self.trouble)
             else:
                 raise ValueError(f"{what!r} is none of inject, evidence, release, status")
-        except (KeyError, TypeError, ValueError, OSError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError, OSError) as error:
             return {"error": str(error) if not isinstance(error, KeyError) else f"{error} is missing"}
         self._tell(said)
         self.changed.set()

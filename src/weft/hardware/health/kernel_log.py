@@ -20,16 +20,16 @@ _HEAD = re.compile(
     r"(?:<\d+>|(?:\d{4}-\d\d-\d\d[T ]\S+|\w{3} +\d+ \d\d:\d\d:\d\d) \S+ kernel: ?)?(?:\s*\[[^\]]*\])*\s*"
     r"(?=NVRM:|nvidia|EDAC |mce:|Memory failure:)"
 )
-_XID = re.compile(r"NVRM: Xid \(((?:PCI:)?[0-9a-fA-F:.]+)[^)]*\): (\d+)(?:, (.*))?")
-_PROCESS = re.compile(r"pid=(?:'?(\d+)'?|'?<unknown>'?), (?:name=([^,]*), )?")
+_XID = re.compile(r"NVRM: Xid \(((?:PCI:)?[0-9a-fA-F:.]+)[^)]*\): (\d{1,9})\b(?:, (.*))?")
+_PROCESS = re.compile(r"pid=(?:'?(\d{1,10})\b'?|'?<unknown>'?), (?:name=([^,]*), )?")
 _NVLINK5 = re.compile(
-    r"(?P<unit>[A-Z][A-Z0-9_/]+)\s+(?P<severity>Nonfatal|Fatal)\s+XC\d\s+i\d+\s+Link\s+(?P<link>-?\d+)"
-    r"\s+\((?P<intrinfo>0x[0-9a-fA-F]+)(?:\s+(?P<status>0x[0-9a-fA-F]+))?"
+    r"(?P<unit>[A-Z][A-Z0-9_/]+)\s+(?P<severity>Nonfatal|Fatal)\s+XC\d\s+i\d+\s+Link\s+(?P<link>-?\d{1,9})\b"
+    r"\s+\((?P<intrinfo>0x[0-9a-fA-F]{1,16})\b(?:\s+(?P<status>0x[0-9a-fA-F]{1,16})\b)?"
 )
 _RECOVERY = re.compile(r"recovery action changed from 0x([0-9a-fA-F]+) \([^)]*\) to 0x([0-9a-fA-F]+)")
 _CAUSE = re.compile(r"caused by previous Xid (\d+)")
 _TPC = re.compile(r"GPC (\d+), TPC (\d+)")
-_SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(((?:PCI:)?[0-9a-fA-F:.]+)\): (\d+), (.*)")
+_SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(((?:PCI:)?[0-9a-fA-F:.]+)\): (\d{1,9}), (.*)")
 _LOST = re.compile(r"NVRM:\s+GPU (?:at )?((?:PCI:)?[0-9a-fA-F:.]+?)(?:: GPU-\S+)?:? (?:GPU )?has fallen off the bus")
 _LOST_GPU = re.compile(r"NVRM:\s+The NVIDIA GPU ([0-9a-fA-F:.]+)")
 _LOST_END = re.compile(r"NVRM:.*fallen off the bus and is not responding")
@@ -165,7 +165,7 @@ def scan(lines: Iterable[str]) -> Iterator[Event]:
     """The faults in lines of a log, in order. A line of /dev/kmsg (``4,1234,5678,-;NVRM: …``) also says its number."""
     parser, last = Parser(), 0.001
     for number, line in enumerate(lines):
-        record = re.match(r"(\d+),(\d+),(\d+),[^;]*;(.*)", line)
+        record = re.match(r"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;]*;(.*)", line)
         if record:
             event = parser.parse(record[4], int(record[3]) / 1e6, f"kmsg-{record[2]}")
         else:

@@ -288,7 +288,7 @@ class Socket:
                 request = json.loads(line)
                 if not isinstance(request, dict):
                     raise ValueError("expected an object")
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 reply(json.dumps({"error": f"not a request: {error}"}))
             else:
                 request["by"] = _peer_user(peer)
