@@ -222,10 +222,12 @@ def _start_sources(daemon: Any, ledger: Any, kernel_log: str, nvml: bool, say: A
 
     def thread(name: str, source: Any) -> None:
         def guarded() -> None:
-            try:
-                source.run(daemon.stop)
-            except Exception as error:
-                say(f"ERROR {name}: {error}; this source is off")
+            while not daemon.stop.is_set():
+                try:
+                    source.run(daemon.stop)
+                except Exception as error:
+                    say(f"ERROR {name}: {type(error).__name__}: {error}; tried again in a minute")
+                    daemon.stop.wait(60)
 
         threading.Thread(target=guarded, daemon=True).start()
 

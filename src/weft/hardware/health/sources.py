@@ -70,6 +70,7 @@ class KernelLog:
             self._lines(stop)
 
     def _put(self, events: list[Event], **position: Any) -> None:
+        self.position = position  # where a retry goes on
         self.batches.put(Batch(events, {self.KEY: json.dumps(position)}))
 
     def _records(self, device: int, stop: threading.Event) -> None:
@@ -137,17 +138,21 @@ class Conditions:
 
     def __init__(self, known: dict[str, int], open_faults: Callable[[], set[tuple[str, str]]]):
         self.known, self.open_faults = known, open_faults
+        self._forget = False
         self._rows: dict[tuple[str, str], int] = {}  # condition → readings in a row
         self._said: dict[tuple[str, str], float] = {}
         self._ecc: dict[str, int] = {}
 
     def forget(self) -> None:
         """A person returned the node: the GPUs and links that are there now are all there should be."""
-        self.known.clear()
+        self._forget = True  # by the thread that reads
 
     def events(self, snapshot: Any) -> list[Event]:
         """Of one ``telemetry.nvml.Snapshot``."""
         found: list[Event] = []
+        if self._forget:
+            self._forget = False
+            self.known.clear()
         now = snapshot.time
         problem = snapshot.problem
         # Without a GPU ever seen here, an NVML that does not start is a machine without GPUs.
