@@ -1,5 +1,6 @@
 """``weft generate``, ``weft quantize`` and, from its package, ``weft serve``."""
 
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,6 +42,9 @@ def generate(
     ] = None,
     cache: Annotated[str | None, typer.Option(help="dtype of keys and values: fp8")] = None,
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="bits do not depend on the batch")] = False,
+    draft: Annotated[str | None, typer.Option(help="ngram, or a small model that guesses tokens; same output")] = None,
+    schema: Annotated[Path | None, typer.Option(help="file with a JSON schema that the output is of")] = None,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="ranks that torchrun started")] = 1,
     as_json: Json = False,
 ) -> None:
     """Generate text with a model on this machine."""
@@ -56,10 +60,11 @@ def generate(
             "weft generate needs PyTorch: pip install 'weft[gpu,inference]'", name="torch"
         ) from missing
     parameters = SamplingParameters(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ())
-    )
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ()),
+        json_schema=None if schema is None else json.loads(schema.read_text(encoding="utf-8")),
+    )  # fmt: skip
     llm = LLM(folder, device=device, dtype=dtype, quantize=weights, cache_dtype=cache, batch_invariant=batch_invariant,
-              most_sequences=1)  # fmt: skip
+              draft=draft, tensor_parallel=tensor_parallel, most_sequences=1)  # fmt: skip
     templated = chat and llm.tokenizer.template is not None
     tokens = llm.tokenizer.chat([{"role": "user", "content": prompt}]) if templated else llm.tokenizer.encode(prompt)
     begin = time.perf_counter()
@@ -69,10 +74,12 @@ def generate(
         count += len(output.token_ids)
         text += output.text
         reason = output.finish_reason
-        if not as_json:
+        if not as_json and llm.rank == 0:
             out.out(output.text, end="")
     seconds = time.perf_counter() - begin
     rate = (count - 1) / (seconds - first) if count > 1 else 0.0
+    if llm.rank:
+        return
     if as_json:
         found: dict[str, Any] = {
             "text": text, "finish_reason": reason, "prompt_tokens": len(tokens), "generated_tokens": count,

@@ -82,7 +82,7 @@ class LLM:
                 self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             ranks = Ranks.join(tensor_parallel, self.device)
             share = {"rank": ranks.rank, "ranks": ranks.ranks, "reduce": ranks.reduce}
-        self.folder = str(folder)
+        self.folder, self.rank = str(folder), share.get("rank", 0)
         config, source, self.tokenizer = open_model(folder)
         if quantize is not None and config.quantization:
             raise ValueError(
