@@ -123,7 +123,7 @@ def main(path: str) -> None:
         (folder / "pods.json").write_text(json.dumps(held))
         (folder / "cluster.yaml").write_text(CLUSTER)
         rules = rendering.render(rendering.load(folder / "cluster.yaml"), "kubernetes")["monitoring/plain/rules.yml"]
-        (folder / "rules.yml").write_text(re.sub(r"interval: \S+", "interval: 1s", rules))  # a minute stands for hours
+        (folder / "rules.yml").write_text(re.sub(r"interval: \S+", "interval: 1s", rules))  # of a minute, not of hours
         (folder / "prometheus.yml").write_text(
             "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [rules.yml]\nscrape_configs:\n"
             "- {job_name: weft-exporter, static_configs: [{targets: ['127.0.0.1:9478']}]}\n"

@@ -4,12 +4,14 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from concurrent import futures
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -256,7 +258,7 @@ def test_pods_come_from_the_kubelet_shared_and_mig_gpus_too(fake_nvml, exporter,
     running.attributor.pods.close()
 
 
-def test_pods_come_from_a_file_where_grpc_is_missing(fake_nvml, exporter, write, monkeypatch):
+def test_pods_come_from_a_file_where_grpc_is_missing(fake_nvml, exporter, write, monkeypatch, tmp_path):
     fake_nvml.mig(1)
     held = [dict(zip(("namespace", "pod", "container", "resource", "devices"), h, strict=True)) for h in HELD[:3]]
     running = exporter(pods_at=write("pods.json", held))
@@ -264,6 +266,14 @@ def test_pods_come_from_a_file_where_grpc_is_missing(fake_nvml, exporter, write,
     write("pods.json", {"pods": 3})
     running.read()
     assert any("pods.json: not a list of pods; expected" in problem for problem in running.said)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(tmp_path / "kubelet.sock"))
+        monkeypatch.setattr(pods, "SOCKET", tmp_path / "kubelet.sock")
+        said: list[str] = []
+        assert pods.default(said.append) is None and "pip install 'weft[kubernetes]'" in said[0]
+        monkeypatch.delitem(sys.modules, "grpc")
+        assert find_spec("grpc") is None or pods.default(said.append) == pods.SOCKET
     monkeypatch.setitem(sys.modules, "grpc", None)
     with pytest.raises(ImportError, match=r"\(or grpcio\), or give a mapping file"):
         pods.Kubelet()

@@ -164,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace) -> None:
-    pods_at = Path(options.pods) if options.pods else pods.SOCKET if pods.SOCKET.is_socket() else None
+    pods_at = Path(options.pods) if options.pods else pods.default(_say)
     if pods_at is not None and not pods_at.exists():
         raise FileNotFoundError(f"--pods {pods_at}: neither a socket nor a file is there")
     jobs_at = Path(options.jobs) if options.jobs else None

@@ -72,7 +72,7 @@ def _of(name: str, factor: float = 1) -> Callable[[Any], float | None]:
 
 
 def _graphics(g: Any) -> float | None:
-    """Before Hopper the utilisation that nvidia-smi shows stands in: also the share of time in which a kernel ran."""
+    """Before Hopper nvidia-smi's utilisation takes its place: also the share of time in which a kernel ran."""
     if g.graphics_active is not None or isinstance(g, Mig) or g.gpu_util_percent is None:
         return g.graphics_active
     return g.gpu_util_percent / 100

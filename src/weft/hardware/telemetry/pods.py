@@ -3,9 +3,10 @@
 The messages are k8s.io/kubelet/pkg/apis/podresources/v1; of them only names and device ids are read.
 """
 
+import importlib.util
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 SOCKET = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 INSTALL = "pip install 'weft[kubernetes]' (or grpcio)"
 TIMEOUT_S = 2.0
+LONGEST_ANSWER = 16 * 2**20  # as the kubelet's own client has it
 DRA_DRIVER = "gpu.nvidia.com"
 
 
@@ -61,7 +63,7 @@ class Kubelet:
                 f"the kubelet's socket {socket} is read over gRPC: {INSTALL}, or give a mapping file"
             ) from None
         self.socket, self.error = socket, grpc.RpcError
-        self.channel = grpc.insecure_channel(f"unix:{socket}")
+        self.channel = grpc.insecure_channel(f"unix:{socket}", [("grpc.max_receive_message_length", LONGEST_ANSWER)])
         self.list = self.channel.unary_unary(
             "/v1.PodResourcesLister/List", request_serializer=bytes, response_deserializer=bytes
         )
@@ -105,6 +107,16 @@ class MappingFile:
 
     def close(self) -> None:
         pass
+
+
+def default(say: Callable[[str], None]) -> Path | None:
+    """The kubelet's socket where this machine has one that can be read; ``say`` receives why it cannot."""
+    if not SOCKET.is_socket():
+        return None
+    if importlib.util.find_spec("grpc") is None:
+        say(f"GPUs' pods are not named: the kubelet's socket is read over gRPC: {INSTALL}")
+        return None
+    return SOCKET
 
 
 def source(path: Path) -> Kubelet | MappingFile:

@@ -20,13 +20,16 @@ from weft.hardware.probe import SOURCE_ROOT, signal_name
 from weft.hardware.telemetry.nvml import Nvml, Snapshot, Xid
 
 LONGEST_WAIT_S = 60.0  # before the process is started again, after failures
+START_S = (
+    10.0  # more for the first reading: Python starts, and without persistence mode the driver initialises the GPUs
+)
 
 
 class Reader:
-    """Readings of all GPUs. ``read`` always returns within ``timeout_s`` and a little; it may be called from any thread.
+    """Readings of all GPUs. ``read`` always returns; it may be called from any thread.
 
     Args:
-        timeout_s: how long NVML may take for one reading.
+        timeout_s: how long NVML may take for one reading; ten seconds more for the first of a process.
         on_xid: called with each XID error, from a thread of the reader's; without it events are not listened to.
     """
 
@@ -51,15 +54,16 @@ class Reader:
     def read(self) -> Snapshot:
         """What the GPUs do now; without an answer a snapshot without GPUs, whose ``problem`` says why."""
         with self.lock:
+            limit_s = self.timeout_s + (START_S if self.process is None else 0)
             process = self.process or self._start()
             if process is None:
                 return Snapshot(time.time(), problem=self.problem)
             try:
                 process.stdin.write("read\n")  # type: ignore[union-attr]
                 process.stdin.flush()  # type: ignore[union-attr]
-                answer = self.answers.get(timeout=self.timeout_s)
+                answer = self.answers.get(timeout=limit_s)
             except queue.Empty:
-                return self._failed(f"NVML did not answer within {self.timeout_s:g} s: the driver hangs")
+                return self._failed(f"NVML did not answer within {limit_s:g} s: the driver hangs")
             except OSError:  # it has ended
                 answer = None
             if answer is None:
