@@ -1,4 +1,4 @@
-"""``weft generate``, ``weft quantize`` and, from its package, ``weft serve``."""
+"""``weft generate``, ``weft quantize`` and, from their packages, ``weft serve`` and ``weft bench-llm``."""
 
 import json
 from dataclasses import asdict, replace
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from weft.console import Json, out, print_json, print_line, told
+from weft.inference.bench.command import bench_llm
 from weft.inference.server.command import serve
 
 PANEL = "Inference"
@@ -18,6 +19,7 @@ def register(app: typer.Typer) -> None:
     """Adds the commands to the ``weft`` command."""
     app.command(rich_help_panel=PANEL)(generate)
     app.command(rich_help_panel=PANEL)(serve)
+    app.command("bench-llm", rich_help_panel=PANEL)(bench_llm)
     app.command(rich_help_panel=PANEL)(quantize)
 
 

@@ -178,7 +178,8 @@ def make_app(
                 while item is not None:
                     index, output = item
                     if output.text or output.logprobs or output.finish_reason:
-                        yield _event(form.chunk(index, choices[index], output))
+                        chunk = form.chunk(index, choices[index], output)
+                        yield _event({**chunk, "usage": usage(choices)} if body.counts_in_chunks else chunk)
                     item = await anext(outputs, None)
                 if body.counts_in_stream:
                     yield _event({**form.head(".chunk"), "choices": [], "usage": usage(choices)})

@@ -30,6 +30,7 @@ class BadRequest(ValueError):
 
 class StreamOptions(BaseModel):
     include_usage: StrictBool | None = False
+    continuous_usage_stats: StrictBool | None = False  # vLLM's: the usage so far in each chunk
 
 
 class Common(BaseModel):
@@ -61,6 +62,10 @@ class Common(BaseModel):
     @property
     def counts_in_stream(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def counts_in_chunks(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def check(self) -> None:
         """Raises BadRequest for what is refused by name."""

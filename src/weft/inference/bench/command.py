@@ -1,0 +1,198 @@
+"""``weft bench-llm``."""
+
+import asyncio
+import math
+from dataclasses import asdict, replace
+from typing import Annotated, Any
+
+import typer
+
+from weft.console import Json, out, print_json, print_line, told
+from weft.inference.bench import figures
+from weft.inference.bench.load import Client, Http, InProcess, Load, run
+
+
+def bench_llm(
+    model: Annotated[str, typer.Argument(metavar="MODEL|URL", help="as of weft generate, or http://HOST:PORT/v1")],
+    rates: Annotated[
+        list[str] | None,
+        typer.Option("--rate", help="requests a second (Poisson), several to compare; inf: all at once"),
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="of each rate")] = 32,
+    inputs: Annotated[str, typer.Option("--input", help="tokens of a prompt: N or LEAST:MOST")] = "128",
+    outputs: Annotated[str, typer.Option("--output", help="tokens to generate: N or LEAST:MOST")] = "64",
+    shared: Annotated[int, typer.Option(min=0, help="tokens of a prefix that all prompts have")] = 0,
+    seed: Annotated[int, typer.Option(help="of prompts, lengths and arrivals")] = 0,
+    slo: Annotated[
+        str | None, typer.Option(help="service level, seconds: ttft=0.5,itl=0.05; gives the goodput")
+    ] = None,
+    peers: Annotated[list[str] | None, typer.Option("--peer", help="transformers or vllm, beside --rate inf")] = None,
+    compiled: Annotated[bool, typer.Option("--compile", help="torch.compile for transformers")] = False,
+    api_key: Annotated[str | None, typer.Option(envvar="WEFT_API_KEY", help="for a URL")] = None,
+    name: Annotated[str | None, typer.Option(help="of the model behind a URL; else its first")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda or cpu")] = None,
+    dtype: Annotated[str | None, typer.Option(help="of weights and arithmetic")] = None,
+    quantize: Annotated[str | None, typer.Option(help="format of the weights; else as they are")] = None,
+    cache_dtype: Annotated[str | None, typer.Option(help="of keys and values, fp8 for half the bytes")] = None,
+    save: Annotated[bool, typer.Option("--save", help="append a record to results/<machine>/serving.jsonl")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure what a model serves: throughput, first token, time between tokens, goodput, against what the machine allows."""
+    first = Load(requests, math.inf, _range("input", inputs), _range("output", outputs), shared, seed)
+    loads = [replace(first, rate=rate, seed=seed + i) for i, rate in enumerate(map(_rate, rates or ["inf"]))]
+    level = None if slo is None else figures.Slo.parse(slo)
+    remote = model.startswith(("http://", "https://"))
+    if remote and (peers or device or dtype or quantize or cache_dtype):
+        raise ValueError("--peer, --device, --dtype, --quantize and --cache-dtype are of a model here; expected no URL")
+    offline = next((load for load in loads if math.isinf(load.rate)), loads[0])
+    if peers:
+        from weft.inference.bench import peers as others
+
+        for peer in peers:
+            others.check(peer, model, offline)
+    if remote:
+        record, runs = _of_server(model, api_key, name, loads, level)
+        compared: list[dict[str, Any]] = []
+    else:
+        record, runs = _of_model(
+            model, loads, level, device=device, dtype=dtype, quantize=quantize, cache_dtype=cache_dtype
+        )
+        compared = []
+        for peer in peers or []:
+            told(f"{peer}: all {offline.requests} prompts at once")
+            compared.append(others.measure(peer, model, offline, record["device"], record["dtype"], compiled))
+    record |= {"slo": None if slo is None else slo, "runs": runs, "peers": compared}
+    if save:
+        _save(record)
+    if as_json:
+        print_json(record)
+    else:
+        _print(record)
+    if any(each["figures"]["failed"] for each in runs):
+        raise typer.Exit(1)
+
+
+def _of_server(
+    url: str, key: str | None, name: str | None, loads: list[Load], slo: figures.Slo | None
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    async def whole() -> tuple[str, list[dict[str, Any]]]:
+        client = Http(url, key, name)
+        found = await client.find_model()
+        async with client.http:
+            return found, await _all(client, loads, slo, None)
+
+    served, runs = asyncio.run(whole())
+    return {"model": served, "url": url}, runs
+
+
+def _of_model(
+    model: str, loads: list[Load], slo: figures.Slo | None, **options: Any
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as missing:
+        message = "weft bench-llm MODEL needs PyTorch: pip install 'weft[gpu,inference]'"
+        raise ModuleNotFoundError(message, name="torch") from missing
+    from pathlib import Path
+
+    from weft.hardware import ceilings
+    from weft.inference.llm import LLM
+    from weft.inference.model import Pages
+    from weft.inference.server.driver import Driver
+
+    llm = LLM(model, **options)
+    engine = llm.engine
+    longest = max(load.input_tokens[1] + load.output_tokens[1] for load in loads)
+    if longest > engine.length:
+        raise ValueError(
+            f"--input and --output make {longest} tokens; expected at most {engine.length}, the room of model and cache"
+        )
+    stored = engine.config.cache_dtype or engine.model.dtype
+    token = Pages.bytes_per_token(engine.model.config, stored)
+    bound = figures.Bound.of(engine.model, token, ceilings.measure(llm.device.type, quick=True, say=told))
+    driver = Driver(engine, most_requests=max(load.requests for load in loads))
+    try:
+        runs = asyncio.run(_all(InProcess(driver), loads, slo, bound))
+    finally:
+        driver.stop()
+    about: dict[str, Any] = {
+        "model": Path(model).name, "device": llm.device.type, "dtype": str(engine.model.dtype).removeprefix("torch."),
+        "quantize": options["quantize"], "cache_dtype": str(stored).removeprefix("torch."),
+        "bound": {k: v if math.isfinite(v) else None for k, v in asdict(bound).items()},
+    }  # fmt: skip
+    return about, runs
+
+
+async def _all(
+    client: Client, loads: list[Load], slo: figures.Slo | None, bound: figures.Bound | None
+) -> list[dict[str, Any]]:
+    """Each load in turn, after a few requests that warm kernels up."""
+    await run(client, replace(loads[0], requests=min(4, loads[0].requests), rate=math.inf, seed=loads[0].seed - 1))
+    found = []
+    for load in loads:
+        rate = None if math.isinf(load.rate) else load.rate
+        told(f"{load.requests} requests, {figures.rate_text(rate)}{'' if rate is None else ' a second'}")
+        lines = await run(client, load)
+        found.append({"load": {**asdict(load), "rate": rate}, "figures": figures.summary(lines, slo, bound)})
+    return found
+
+
+def _save(record: dict[str, Any]) -> None:
+    from weft.hardware import query
+    from weft.records import Store, commit, now
+
+    device = record.get("device") or ("cuda" if query.has_gpu() else "cpu")
+    machine = query.name(device)
+    line = {"run": now(), "commit": commit(), "versions": query.versions(), "machine": machine, **record}
+    told(f"saved in {Store().append(machine, figures.FILE, line)}")
+
+
+def _print(record: dict[str, Any]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    from weft.drawing.quantities import figures as digits
+    from weft.drawing.quantities import ratio, si
+
+    runs = record["runs"]
+    where = record.get("url") or f"{record['device']}, {record['dtype']}"
+    print_line(f"{record['model']} · {where} · {runs[0]['load']['requests']} requests of "
+               f"{figures.lengths_text(runs[0]['load'])}")  # fmt: skip
+    head, body = figures.rows(runs)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, text in enumerate(head):
+        table.add_column(text, justify="right" if i else "left", no_wrap=not i)
+    for row in body:
+        table.add_row(*row)
+    out.print(table)
+    if bound := record.get("bound"):
+        rate = si(bound["matrix"], "FLOP/s") if bound["matrix"] else f"not measured in {record['dtype']}"
+        read = f"{si(bound['weights'], 'B')} of weights a step, {si(bound['token'], 'B')} of cache a token"
+        flops = si(bound["layers"] + bound["head"], "FLOP")
+        print_line(f"bound: {read}, at {si(bound['bandwidth'], 'B/s')}; {flops} a token, at {rate}")
+    ours = next((r["figures"].get("output_tokens_per_s") for r in runs if r["load"]["rate"] is None), None)
+    for peer in record["peers"]:
+        theirs = peer["output_tokens_per_s"]
+        against = f", weft {ratio(ours / theirs)}" if ours else ""
+        print_line(f"{peer['peer']} ({peer['how']}): {digits(theirs)} output tokens/s{against}")
+    for each in runs:
+        for error in each["figures"].get("errors", []):
+            print_line(f"failed: {error}")
+
+
+def _range(option: str, text: str) -> tuple[int, int]:
+    parts = text.split(":")
+    try:
+        least, most = int(parts[0]), int(parts[-1])
+    except ValueError:
+        least, most = 0, 0
+    if len(parts) > 2 or not 1 <= least <= most:
+        raise ValueError(f"--{option} is {text!r:.40}; expected TOKENS or LEAST:MOST, with 1 <= LEAST <= MOST")
+    return least, most
+
+
+def _rate(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--rate is {text!r:.40}; expected requests a second, above 0, or inf") from None
