@@ -194,6 +194,24 @@ def test_many_at_once_lose_none(server):
     server.idle()
 
 
+def test_bench_llm_counts_the_tokens_of_a_server(server):
+    """Random bytes are seldom whole characters: some chunks are of several tokens."""
+    from weft.inference.bench.load import Http, Load, run
+
+    async def measure():
+        client = Http(server.url, KEY)
+        async with client.http:
+            assert await client.find_model() == "tiny"
+            return await run(client, Load(8, 100.0, (5, 20), (10, 30)))
+
+    made = server.metric("generation_tokens_total")
+    lines = asyncio.run(measure())
+    assert [(line.error, line.tokens) for line in lines] == [
+        (None, c) for _, c, _ in Load(8, 100.0, (5, 20), (10, 30)).asked(256)
+    ]
+    assert server.metric("generation_tokens_total") - made == sum(line.tokens for line in lines)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("after", ["the request", "the first text"])
 def test_a_client_that_leaves_ends_its_generation(server, stream, after):

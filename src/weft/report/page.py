@@ -31,6 +31,7 @@ class Contents:
         training: a training run as a dictionary.
         findings: of ``weft doctor``: ``name``, ``status``, ``found``, ``fix``, ``group``.
         communication: lines of ``comm.jsonl``, of :mod:`weft.comm`; without them no section.
+        serving: lines of ``serving.jsonl``, of ``weft bench-llm``; without them no section.
         scheduling: of the cluster simulator, as :func:`weft.report.scheduling.section` takes it; without it no section.
     """
 
@@ -43,6 +44,7 @@ class Contents:
     findings: list[dict[str, Any]] = field(default_factory=list)
     scheduling: dict[str, Any] | None = None
     communication: list[dict[str, Any]] = field(default_factory=list)
+    serving: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def device(self) -> str:
@@ -76,7 +78,7 @@ def render(contents: Contents, path: str | Path) -> Path:
 
 def _view(contents: Contents) -> dict[str, Any]:
     """All that the template shows."""
-    from weft.report import charts, collectives, roofline, scheduling, verdict
+    from weft.report import charts, collectives, roofline, scheduling, serving, verdict
 
     measured = sorted(
         records.latest(m for m in contents.measurements if not quantities.is_ceiling(m)),
@@ -107,6 +109,7 @@ def _view(contents: Contents) -> dict[str, Any]:
             {"run": run, "table": collectives.rows(run), "verdicts": collectives.verdicts(run)}
             for run in collectives.runs(contents.communication)
         ],
+        "serving": serving.section(contents.serving),
         "scheduling": scheduling.section(contents.scheduling or {}, contents.processor),
         "compiled": _compiled(contents.compiled),
         "not_compiled": [k for k in contents.compiled if not k.get("ok")],

@@ -17,7 +17,7 @@ from weft import registry
 from weft.bench.terminal import progress
 from weft.hardware import doctor, query
 from weft.records import Store, check_writable, commit
-from weft.report import collectives, comparison, headlines, page
+from weft.report import collectives, comparison, headlines, page, serving
 from weft.train import digits
 
 VERIFY_S = {"cuda": 35.0, "cpu": 75.0}
@@ -75,6 +75,7 @@ def run(device: str, note: Console, folder: Path) -> Path:
         findings=findings,
         scheduling=schedules,
         communication=list(Store().lines(name=collectives.FILE)),
+        serving=list(Store().lines(name=serving.FILE)),
     )
     path = page.render(contents, folder / "index.html")
     stage("rendered")

@@ -77,8 +77,8 @@ def _of_server(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     async def whole() -> tuple[str, list[dict[str, Any]]]:
         client = Http(url, key, name)
-        found = await client.find_model()
         async with client.http:
+            found = await client.find_model()
             return found, await _all(client, loads, slo, None)
 
     served, runs = asyncio.run(whole())

@@ -1,0 +1,148 @@
+"""``weft bench-llm``: its arithmetic by hand, and runs of a tiny model."""
+
+import asyncio
+import json
+import math
+import re
+
+import pytest
+from tiny import folder
+from typer.testing import CliRunner
+
+from weft.inference.bench.figures import Bound, Slo, model_flops, percentile, rows, summary
+from weft.inference.bench.load import InProcess, Load, Timeline, run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bench") / "tiny"
+    return path, folder(path)
+
+
+def test_the_load_is_what_was_asked_for():
+    load = Load(400, 20.0, (10, 30), (3, 5), shared=8, seed=1)
+    asked = load.asked(100)
+    assert asked == load.asked(100) != Load(400, 20.0, (10, 30), (3, 5), shared=8, seed=2).asked(100)
+    lengths = {len(p) for p, *_ in asked}
+    assert (min(lengths), max(lengths)) == (10, 30) and {c for _, c, _ in asked} == {3, 4, 5}
+    assert len({tuple(p[:8]) for p, *_ in asked}) == 1 and len({tuple(p[8:]) for p, *_ in asked}) > 390
+    gaps = [b - a for (*_, a), (*_, b) in zip(asked, asked[1:], strict=False)]
+    mean = sum(gaps) / len(gaps)
+    spread = math.sqrt(sum((g - mean) ** 2 for g in gaps) / len(gaps))
+    assert mean == pytest.approx(1 / 20, rel=0.15) and spread == pytest.approx(mean, rel=0.2)  # exponential
+    assert {at for *_, at in Load(5).asked(10)} == {0.0}
+
+
+LINES = [
+    Timeline(100, 0.0, [(1.0, 1), (1.5, 1), (2.5, 2)]),  # gaps 0.5 0.5 0.5
+    Timeline(200, 1.0, [(4.0, 1), (5.0, 1)]),  # first after 3, gap 1
+    Timeline(300, 0.5, [(1.0, 1)], error="lost"),
+]
+
+
+def test_figures_by_hand():
+    found = summary(LINES, Slo(ttft=2.0, itl=0.6))
+    expected = {
+        "requests": 3, "failed": 1, "errors": ["lost"], "seconds": 5.0, "requests_per_s": 0.4, "output_tokens": 6,
+        "input_tokens": 300, "output_tokens_per_s": 1.2, "total_tokens_per_s": 61.2, "ttft_p50_s": 1.0, "ttft_p99_s": 3.0,
+        "itl_p50_s": 0.5, "itl_p99_s": 1.0, "e2e_p50_s": 2.5, "e2e_p99_s": 4.0, "mean_batch": 1.3,
+        "goodput_requests_per_s": 0.2, "met_slo": pytest.approx(1 / 3),
+    }  # fmt: skip
+    assert found == expected
+    assert summary(LINES[2:]) == {"requests": 1, "failed": 1, "errors": ["lost"]}
+    assert [percentile(range(1, 101), p) for p in (0.5, 0.99, 1.0)] == [50, 99, 100] and percentile([7], 0.99) == 7
+
+
+def test_bounds_by_hand():
+    memory = Bound(weights=1000, token=10, layers=50.0, head=20.0, bandwidth=1000.0, matrix=math.inf)
+    assert memory.step(2, 30) == 1.6 and memory.prompt(10**6) == 1.0
+    # 4 steps read the weights; 4 tokens behind 102 and 2 behind 201 of cache
+    assert memory.whole(LINES[:2]) == pytest.approx((4 * 1000 + (4 * 102 + 2 * 201) * 10) / 1000)
+    compute = Bound(1, 0, 50.0, 20.0, math.inf, 100.0)
+    assert compute.step(3, 30) == 2.1 and compute.prompt(10) == 5.2
+    assert compute.whole(LINES[:2]) == pytest.approx((306 * 50 + 6 * 20) / 100)
+    found = summary(LINES[:2], bound=memory)
+    assert found["throughput_share"] == pytest.approx(12.1 / 5) and found["ttft_share"] == 1.0
+    assert found["itl_share"] == pytest.approx(memory.step(1.0, 151.5) / 0.5)
+
+
+def test_the_bound_of_a_model_counts_its_weights(model):
+    from weft import LLM
+    from weft.hardware.ceilings import Ceilings
+
+    path, reference = model
+    llm = LLM(path, device="cpu")
+    linear = sum(p.numel() for n, p in reference.named_parameters() if "proj" in n)
+    head = reference.lm_head.weight.numel()
+    assert model_flops(llm.engine.model.config) == (2 * linear, 2 * head)
+    rates = Ceilings("cpu", {(1, 0): 5.0, (0, 1): 9.0, (1, 1): 4.0}, {"fp32": 7.0})
+    bound = Bound.of(llm.engine.model, 512, rates)
+    norms = sum(p.numel() for n, p in reference.named_parameters() if "layernorm" in n)
+    assert (bound.bandwidth, bound.matrix, bound.weights) == (5.0, 7.0, 4 * (linear + head + norms))
+
+
+def test_requests_of_a_model_here(model):
+    from weft import LLM
+    from weft.inference.server.driver import Driver
+
+    driver = Driver(LLM(model[0], device="cpu", max_length=64).engine)
+    try:
+        lines = asyncio.run(run(InProcess(driver), Load(6, 200.0, (4, 90), (1, 9), seed=4)))
+    finally:
+        driver.stop()
+    asked = Load(6, 200.0, (4, 90), (1, 9), seed=4).asked(300)
+    fits = [len(p) + c <= 64 for p, c, _ in asked]
+    assert any(fits) and not all(fits)
+    for line, (prompt, count, arrival), ok in zip(lines, asked, fits, strict=True):
+        assert line.input_tokens == len(prompt) and line.sent >= arrival
+        assert (line.error is None) == ok
+        if ok:
+            assert line.tokens == count and line.first > 0 and len(line.gaps) == count - 1
+
+
+def test_command(model, tmp_path, monkeypatch):
+    from weft.cli import app
+    from weft.hardware import ceilings
+
+    monkeypatch.setenv("WEFT_RESULTS", str(tmp_path))
+    fixed = ceilings.Ceilings("cpu", {(1, 0): 1e9, (1, 1): 1e9}, {"fp32": 1e9})
+    monkeypatch.setattr(ceilings, "measure", lambda *_, **__: fixed)
+    options = ["--requests", "3", "--input", "8:12", "--output", "4", "--slo", "ttft=60,itl=60", "--device", "cpu"]
+    words = ["bench-llm", str(model[0]), "--rate", "inf", "--rate", "50", *options]
+    result = CliRunner().invoke(app, [*words, "--save", "--json"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    (saved,) = [json.loads(line) for line in next(tmp_path.glob("*/serving.jsonl")).read_text().splitlines()]
+    assert {k: saved[k] for k in found} == found and saved["commit"] is not None
+    assert [r["load"]["rate"] for r in found["runs"]] == [None, 50.0]
+    for each in found["runs"]:
+        figures = each["figures"]
+        assert figures["failed"] == 0 and figures["output_tokens"] == 12 and figures["met_slo"] == 1
+        assert 0 < figures["itl_share"] < 1 and figures["ttft_p50_s"] <= figures["e2e_p50_s"]
+    head, body = rows(found["runs"])
+    assert head == ["arrivals a second", "all at once", "50.0"] and all(len(row) == 3 for row in body)
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0 and "within the SLO" in shown.output and "failed requests" not in shown.output
+
+
+@pytest.mark.parametrize("words, message", [
+    (["--rate", "0"], "--rate is 0"), (["--rate", "x"], "--rate is 'x'"), (["--rate", "nan"], "--rate is nan"),
+    (["--input", "9:3"], "--input is '9:3'"), (["--output", "0"], "--output is '0'"), (["--input", "1:2:3"], "LEAST:MOST"),
+    (["--shared", "128"], "--shared is 128"), (["--slo", "ttft=-1"], "--slo is"), (["--slo", "e2e=1"], "ttft=0.5"),
+    (["--peer", "vlm"], "vllm"), (["--peer", "transformers", "--rate", "3"], "--rate inf"),
+    (["--peer", "transformers", "--input", "3:4"], "pad"), (["--input", "200", "--output", "100"], "at most 256"),
+])  # fmt: skip
+def test_what_is_wrong_is_named(model, words, message):
+    from weft.cli import app
+
+    result = CliRunner().invoke(app, ["bench-llm", str(model[0]), "--device", "cpu", *words])
+    said = re.sub(r"\s+", " ", f"{result.exception}")
+    assert result.exit_code and message in said, said
+    assert isinstance(result.exception, (ValueError, LookupError))
+
+
+def test_a_server_that_is_not_there():
+    from weft.cli import app
+
+    result = CliRunner().invoke(app, ["bench-llm", "http://127.0.0.1:9/v1"])
+    assert isinstance(result.exception, ConnectionError) and "127.0.0.1:9" in str(result.exception)
