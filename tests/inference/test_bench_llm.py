@@ -1,6 +1,7 @@
 """``weft bench-llm``: its arithmetic by hand, and runs of a tiny model."""
 
 import asyncio
+import itertools
 import json
 import math
 import re
@@ -26,7 +27,7 @@ def test_the_load_is_what_was_asked_for():
     lengths = {len(p) for p, *_ in asked}
     assert (min(lengths), max(lengths)) == (10, 30) and {c for _, c, _ in asked} == {3, 4, 5}
     assert len({tuple(p[:8]) for p, *_ in asked}) == 1 and len({tuple(p[8:]) for p, *_ in asked}) > 390
-    gaps = [b - a for (*_, a), (*_, b) in zip(asked, asked[1:], strict=False)]
+    gaps = [b - a for (*_, a), (*_, b) in itertools.pairwise(asked)]
     mean = sum(gaps) / len(gaps)
     spread = math.sqrt(sum((g - mean) ** 2 for g in gaps) / len(gaps))
     assert mean == pytest.approx(1 / 20, rel=0.15) and spread == pytest.approx(mean, rel=0.2)  # exponential

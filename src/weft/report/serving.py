@@ -49,6 +49,8 @@ def _bound(bound: Mapping[str, Any] | None) -> str:
 
 
 def _against(peer: Mapping[str, Any], runs: list[dict[str, Any]]) -> str:
+    if "error" in peer:
+        return f"{peer['peer']} failed: {peer['error']}"
     ours = next((r["figures"]["output_tokens_per_s"] for r in runs if r["load"]["rate"] is None), None)
     text = (
         f"{peer['peer']} ({peer['how']}), all prompts at once: {figures(peer['output_tokens_per_s'])} output tokens/s"

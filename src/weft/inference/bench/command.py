@@ -60,15 +60,18 @@ def bench_llm(
         compared = []
         for peer in peers or []:
             told(f"{peer}: all {offline.requests} prompts at once")
-            compared.append(others.measure(peer, model, offline, record["device"], record["dtype"], compiled))
-    record |= {"slo": None if slo is None else slo, "runs": runs, "peers": compared}
+            try:
+                compared.append(others.measure(peer, model, offline, record["device"], record["dtype"], compiled))
+            except Exception as error:  # of another engine: what was measured here is not lost
+                compared.append({"peer": peer, "error": f"{type(error).__name__}: {error}"[:300]})
+    record |= {"slo": slo, "runs": runs, "peers": compared}
     if save:
         _save(record)
     if as_json:
         print_json(record)
     else:
         _print(record)
-    if any(each["figures"]["failed"] for each in runs):
+    if any(each["figures"]["failed"] for each in runs) or any("error" in peer for peer in compared):
         raise typer.Exit(1)
 
 
@@ -172,6 +175,9 @@ def _print(record: dict[str, Any]) -> None:
         print_line(f"bound: {read}, at {si(bound['bandwidth'], 'B/s')}; {flops} a token, at {rate}")
     ours = next((r["figures"].get("output_tokens_per_s") for r in runs if r["load"]["rate"] is None), None)
     for peer in record["peers"]:
+        if "error" in peer:
+            print_line(f"{peer['peer']} failed: {peer['error']}")
+            continue
         theirs = peer["output_tokens_per_s"]
         against = f", weft {ratio(ours / theirs)}" if ours else ""
         print_line(f"{peer['peer']} ({peer['how']}): {digits(theirs)} output tokens/s{against}")

@@ -53,9 +53,11 @@ def _transformers(model: str, load: Load, device: str, dtype: str, compiled: boo
     """Hugging Face's generate, in batches, with a static cache."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     from weft.inference.gguf import find
 
+    logging.disable_progress_bar()
     loaded: Any
     if (file := find(model)) is None:
         loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
