@@ -146,6 +146,11 @@ def test_a_gpu_that_vanishes_is_missed_and_the_others_are_served(fake_nvml, expo
     assert set(values(found, "DCGM_FI_DEV_GPU_TEMP", "gpu")) == {("0",)} and running.said == {
         "GPU 1, GPU-00000000-0000-0000-0000-000000000001: GPU is lost"
     }
+    running.reader.process.kill()  # the next process that reads NVML never sees the lost GPU's UUID
+    running.read()
+    running.reader.failed_at = 0.0  # without its pause
+    running.read()
+    assert values(scrape(running.port), "weft_gpu_up", "gpu", "UUID") == {("0", GPU_0): 1, ("1", GPU_1): 0}
     fake_nvml.heal()
     fake_nvml.gpus(1)  # NVML no longer counts it
     running.read()
@@ -387,6 +392,8 @@ def test_what_is_asked_wrongly_is_said(command, fake_nvml, exporter):
     assert code == 1 and f"cannot listen on 127.0.0.1:{busy}: Address already in use; choose another --port" in err
     for words, said in [
         (["--interval", "0"], "interval: 0 s; expected more than 0"),
+        (["--interval", "nan"], "interval: nan s; expected more than 0"),
+        (["--port", "70000"], "port: 70000; expected 0 to 65535"),
         (["--pods", "/no/such"], "--pods /no/such: neither a socket nor a file is there"),
         (["--jobs", "/no/such"], "--jobs /no/such: no such folder"),
     ]:

@@ -363,6 +363,7 @@ def test_a_boot_is_evidence_once(monkeypatch):
 @pytest.mark.parametrize(("words", "says", "status"), [
     (["--kernel-log", "/nonexistent"], "there is no /nonexistent", 2), (["--on", "nomad"], "kubernetes, slurm or none", 2),
     (["--state", "/proc/none"], "choose another folder", 1),
+    (["--kernel-log", "none", "--check", "a 'b"], "--check: \"a 'b\": No closing quotation", 2),
 ])  # fmt: skip
 def test_wrong_words_of_run(command, tmp_path, words, says, status):
     words = words if "--state" in words else [*words, "--state", tmp_path]

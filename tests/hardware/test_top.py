@@ -69,7 +69,7 @@ def test_once_as_json_has_units_reasons_and_owners(busy, command):
 def test_without_a_driver_it_says_so(fake_nvml, command):
     fake_nvml.error(9, "nvmlInitWithFlags")
     code, out, _ = command("top", "--once")
-    assert code == 1 and out.startswith("NVML does not start: Driver Not Loaded")
+    assert code == 1 and out.startswith("NVML does not start: Driver Not Loaded") and out.count("\n") == 1
     code, _, err = command("top", "--interval", "0")
     assert code == 2 and "interval: 0 s; expected at least 0.1" in err
 

@@ -119,15 +119,16 @@ def top(
     from weft.hardware.telemetry import view
     from weft.hardware.telemetry.reader import Reader, read_once
 
-    if interval < 0.1:
-        raise ValueError(f"interval: {interval:g} s; expected at least 0.1")
+    if not 0.1 <= interval <= 86400:
+        raise ValueError(f"interval: {interval:g} s; expected at least 0.1, at most a day")
     if once or as_json or not sys.stdout.isatty():
         found = view.View.of(read_once(pause_s=0.2))
         if as_json:
             print_json(found.to_dict())
         else:
-            for part in (view.head(found), view.gpu_table(found), view.process_table(found)):
-                out.print(part)
+            out.print(view.head(found))
+            if not found.snapshot.problem:
+                out.print(view.gpu_table(found), view.process_table(found))
         raise typer.Exit(int(bool(found.snapshot.problem)))
     from weft.hardware.telemetry.top import Top
 

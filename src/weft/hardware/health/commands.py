@@ -199,7 +199,7 @@ def run(
         from weft.hardware.health.slurm_node import SlurmNode
 
         scheduler = SlurmNode(name)
-    commands = Commands(shlex.split(check) or DEFAULT_CHECK, shlex.split(repair))
+    commands = Commands(_words("--check", check) or DEFAULT_CHECK, _words("--repair", repair))
     with contextlib.closing(Ledger(folder / ("dry-run.db" if dry_run else "state.db"))) as ledger:
         ledger.lock()
         daemon = Daemon(ledger, scheduler, commands, say)
@@ -212,6 +212,13 @@ def run(
         say(f"watching node {name}; state in {folder}; on {'a dry run' if dry_run else on}")
         daemon.run()
         control.path.unlink(missing_ok=True)
+
+
+def _words(option: str, command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"{option}: {command!r}: {error}; expected a command as a shell takes it") from None
 
 
 def _start_sources(daemon: Any, ledger: Any, kernel_log: str, nvml: bool, say: Any) -> None:

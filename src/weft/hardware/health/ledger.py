@@ -190,7 +190,7 @@ class Ledger:
                 "not a database": "it is no SQLite file: move it away",
                 "malformed": "it is damaged: move it away",
                 "locked": "another process holds it",
-                "disk I/O": "the disk does not answer; look at the kernel's log",
+                "disk I/O": "the disk is full or does not answer: see df and the kernel's log",
             }
             why = next((advice[key] for key in advice if key in text), "see the message")
             raise StateError(f"{self.path}: {why} ({text})") from error

@@ -4,6 +4,7 @@ So a driver that hangs makes no scrape wait: GPUs' series end, and ``weft_nvml_u
 """
 
 import argparse
+import errno
 import os
 import signal
 import socket
@@ -47,8 +48,10 @@ class Exporter:
         say: Callable[[str], None] = lambda text: None,
         timeout_s: float = 5.0,
     ) -> None:
-        if interval_s <= 0:
-            raise ValueError(f"interval: {interval_s:g} s; expected more than 0")
+        if not 0 < interval_s <= 86400:
+            raise ValueError(f"interval: {interval_s:g} s; expected more than 0, at most a day")
+        if not 0 <= port <= 65535:
+            raise ValueError(f"port: {port}; expected 0 to 65535")
         self.host, self.port, self.interval_s, self.say = host, port, interval_s, say
         self.attributor = Attributor(pods.source(pods_at) if pods_at else None, jobs_at)
         self.state = State(os.environ.get("NODE_NAME") or socket.gethostname())
@@ -66,7 +69,8 @@ class Exporter:
         except OSError as error:
             self.reader.close()
             why = error.strerror or str(error)
-            raise OSError(f"cannot listen on {self.host}:{self.port}: {why}; choose another --port") from None
+            other = "--host" if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL else "--port"
+            raise OSError(f"cannot listen on {self.host}:{self.port}: {why}; choose another {other}") from None
         self.port = self.server.server_port
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.thread.start()
@@ -90,7 +94,10 @@ class Exporter:
         """One reading."""
         snapshot = self.reader.read()
         attribution = self.attributor.read(snapshot)
+        named = {gpu.index for gpu in self.state.seen.values() if gpu.uuid}
         for gpu in snapshot.gpus:
+            if not gpu.uuid and gpu.index in named:  # lost, and read by a process that never saw its name
+                continue
             self.state.seen[gpu.uuid or f"GPU {gpu.index}"] = Gpu(
                 index=gpu.index, uuid=gpu.uuid, name=gpu.name, pci=gpu.pci, minor=gpu.minor
             )
