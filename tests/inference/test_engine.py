@@ -13,6 +13,7 @@ from weft.inference.checkpoint import Folder
 from weft.inference.config import read_config
 from weft.inference.engine import Engine, EngineConfig
 from weft.inference.model import Decoder
+from weft.inference.speculation import NGram
 
 GREEDY = weft.SamplingParameters(max_tokens=12, temperature=0, ignore_eos=True)
 
@@ -225,3 +226,46 @@ def test_batch_invariant_logits_do_not_depend_on_preemption(invariant):
     prompts = prompts_of(33, 20)
     alone, _ = logprobs_of(invariant, prompts[1:], 0, 4096, 40)
     assert logprobs_of(invariant, prompts, 1, 96, 40) == (alone, 1)
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["overlap", "plain", "ngram", "invariant"])
+def test_any_order_of_requests_and_aborts(model, invariant, seed, kind):
+    choose = random.Random(seed)
+    decoder = invariant if kind == "invariant" else model
+    kinds = [
+        {"temperature": 0}, {"seed": 1, "top_p": 0.9}, {"temperature": 0, "repetition_penalty": 1.3},
+        {"seed": 2, "logprobs": 1},
+    ]  # fmt: skip
+    pool = prompts_of(1, 16, 31, 40, 64, seed=seed)
+    pool += [p[:16] + p[:7] for p in pool[2:]]
+    jobs = [(choose.choice(pool), weft.SamplingParameters(max_tokens=choose.randrange(1, 24), **choose.choice(kinds)))
+            for _ in range(40)]  # fmt: skip
+    wanted = {}
+    for prompt, p in jobs:
+        key = tuple(prompt), p
+        if key not in wanted:
+            one = Engine(
+                decoder, None, EngineConfig(4096, most_sequences=16, overlap=False, invariant=kind == "invariant")
+            )
+            wanted[key] = run(one, [prompt], p)[0]
+    sizes = EngineConfig(256, most_sequences=6, most_tokens=48, overlap=kind != "plain", invariant=kind == "invariant")
+    engine = Engine(decoder, None, sizes, draft=NGram(3) if kind == "ngram" else None)
+    found, ends, queue = {str(i): [] for i in range(40)}, {}, list(range(40))
+    for _ in range(3000):
+        if queue and choose.random() < 0.3:
+            i = queue.pop(0)
+            engine.add(str(i), *jobs[i])
+        if choose.random() < 0.05:
+            engine.abort(str(choose.randrange(40)))
+        for output in engine.step():
+            found[output.request_id] += output.token_ids
+            if output.finish_reason:
+                assert output.request_id not in ends
+                ends[output.request_id] = output.finish_reason
+        if not queue and not engine.busy():
+            break
+    assert len(ends) == 40 and engine.blocks.used == 0 and len(engine.scheduler.slots) == 6
+    for i, (prompt, p) in enumerate(jobs):
+        whole = wanted[tuple(prompt), p]
+        assert found[str(i)] == (whole if ends[str(i)] == "length" else whole[: len(found[str(i)])])

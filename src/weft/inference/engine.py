@@ -323,6 +323,8 @@ class Engine:
 
     def _output(self, sequence: Sequence, tokens: list[int], sampled: Sampled, row: int) -> Output:
         """Takes new tokens, up to the one that ends the request."""
+        if sequence.plain and sequence.text is None and len(tokens) == 1:  # the usual case of large batches
+            return self._plain(sequence, tokens[0])
         p, text, taken, logprobs, reason = sequence.parameters, "", [], [], None
         ends = () if p.ignore_eos else self.model.config.eos
         for i, token in enumerate(tokens):
@@ -349,6 +351,17 @@ class Engine:
         if reason is None:
             return Output(sequence.id, tuple(taken), text, tuple(logprobs), prompt_tokens=sequence.prompt)
         return self._end(sequence, reason, tuple(taken), text, tuple(logprobs))
+
+    def _plain(self, sequence: Sequence, token: int) -> Output:
+        """As :meth:`_output`, of one token without text."""
+        p, known = sequence.parameters, sequence.tokens
+        known.append(token)
+        self.counted.generated_tokens += 1
+        if (not p.ignore_eos and token in self.model.config.eos) or token in p.stop_token_ids:
+            return self._end(sequence, "stop", (token,))
+        if len(known) >= sequence.limit:
+            return self._end(sequence, "length", (token,))
+        return Output(sequence.id, (token,), prompt_tokens=sequence.prompt)
 
     @staticmethod
     def _logprobs(sampled: Sampled, row: int, token: int, count: int) -> TokenLogprobs:
