@@ -56,6 +56,19 @@ def test_a_list_of_files_from_elsewhere_removes_nothing_outside(tmp_path):
     assert (tmp_path / "precious").exists()
 
 
+@pytest.mark.parametrize("name", [rendering.LIST, "a"])
+def test_a_link_is_not_followed_out_of_the_folder(tmp_path, name):
+    (tmp_path / "precious").write_text("a\n")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / rendering.LIST).write_text("a\n")
+    (out / name).unlink(missing_ok=True)
+    (out / name).symlink_to(tmp_path / "precious")
+    with pytest.raises(ValueError, match="is a symbolic link"):
+        rendering.write({"a": "1"}, out)
+    assert (tmp_path / "precious").read_text() == "a\n"
+
+
 @pytest.mark.parametrize(("old", "new", "words"), [
     ("name: h100", "name: Big_One", "name is 'Big_One'; expected lower-case letters"),
     ("name: h100", "name: '$(reboot)'", "expected lower-case letters"),

@@ -61,9 +61,13 @@ def write(files: dict[str, str], folder: Path) -> list[str]:
     the names of those that changed.
 
     Raises:
-        ValueError: a file is in the way that was not rendered; nothing is written then.
+        ValueError: a file is in the way that was not rendered, or a link, which may lead out of the folder; nothing is
+            written then.
     """
     listed = folder / LIST
+    for name in (LIST, *files):
+        if (folder / name).is_symlink():
+            raise ValueError(f"{folder / name} is a symbolic link; name another folder, or remove it")
     before = set(listed.read_text(encoding="utf-8").splitlines()) if listed.exists() else set()
     for name in files:
         if name not in before and (folder / name).exists():
