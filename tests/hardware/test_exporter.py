@@ -34,7 +34,7 @@ def exporter(fake_nvml, monkeypatch):
     monkeypatch.setenv("NODE_NAME", "node-7")
 
     def make(**options) -> Exporter:
-        made.append(Exporter(port=0, interval_s=3600, timeout_s=1.0, **options).__enter__())
+        made.append(Exporter(port=0, interval_s=3600, timeout_s=10.0, **options).__enter__())
         return made[-1]
 
     yield make
@@ -117,10 +117,10 @@ def test_xid_errors_are_counted_by_code_and_no_code_hides_another(fake_nvml, exp
     running = exporter()
     before = values(scrape(running.port), "weft_gpu_xid_errors_total", "xid", gpu="1")
     assert before["79",] == before["45",] == 0  # there before the first error, so that increase() sees it
-    time.sleep(0.3)
+    fake_nvml.listened()
     for code in (62, 45, 45, 45, 999):
         fake_nvml.xid(1, code)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 20
     while sum(running.state.xids.totals.values()) < 5 and time.monotonic() < deadline:
         time.sleep(0.05)
     found = scrape(running.port)
@@ -171,11 +171,12 @@ def test_a_gpu_that_was_lost_before_the_start_is_missed_too(fake_nvml, exporter)
 
 def test_a_driver_that_hangs_makes_no_scrape_wait(fake_nvml, exporter):
     running = exporter()
+    running.reader.timeout_s = 1.0
     fake_nvml.hang()
     with futures.ThreadPoolExecutor(1) as pool:
         reading = pool.submit(running.read)  # takes its second
         started = time.monotonic()
-        assert scrape(running.port)["DCGM_FI_DEV_GPU_TEMP"] and time.monotonic() - started < 0.5
+        assert scrape(running.port)["DCGM_FI_DEV_GPU_TEMP"] and time.monotonic() - started < 0.9
         reading.result()
     found = scrape(running.port)
     assert values(found, "weft_nvml_up") == {(): 0} and not {"DCGM_FI_DEV_GPU_TEMP", "weft_gpu_up"} & set(found)

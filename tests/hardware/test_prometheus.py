@@ -158,6 +158,7 @@ def test_a_fault_reaches_the_webhook_and_its_end_too(monitored, fake_nvml, pages
         assert len(values) == 1 if label == "instance" else values == {"Hostname": {"node-7"}, "gpu": {"0", "1"}}[label]
     assert fetch(f"{prometheus}/api/v1/alerts")["data"]["alerts"] == []
 
+    fake_nvml.listened()
     fake_nvml.xid(1, 79)
     fake_nvml.vanish(1)
     alert = page(alerts, log, "GpuXid", "firing", gpu="1")

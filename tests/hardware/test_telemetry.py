@@ -17,7 +17,7 @@ pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
 
 @pytest.fixture
 def reader():
-    with Reader(timeout_s=1.0) as reader:
+    with Reader(timeout_s=10.0) as reader:
         yield reader
 
 
@@ -108,12 +108,13 @@ def test_a_gpu_that_vanishes_is_named_and_the_others_are_read(fake_nvml, reader)
 
 def test_a_driver_that_hangs_costs_one_reading(fake_nvml, reader):
     assert reader.read().gpus
+    reader.timeout_s = 1.0
     fake_nvml.hang("nvmlDeviceGetTemperature", gpu=1)
     started = time.monotonic()
     assert reader.read().problem == "NVML did not answer within 1 s: the driver hangs"
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
     started = time.monotonic()
-    assert "hangs" in reader.read().problem and time.monotonic() - started < 0.5  # no second wait at once
+    assert "hangs" in reader.read().problem and time.monotonic() - started < 0.9  # no second wait at once
     fake_nvml.heal()
     reader.failed_at = 0  # the time before the next try has passed
     assert [g.temperature_c for g in reader.read().gpus] == [40, 41] and reader.failures == 0
@@ -149,12 +150,12 @@ def test_without_a_driver_it_says_why(fake_nvml, monkeypatch):
 
 def test_xid_errors_come_as_they_happen_and_none_twice(fake_nvml):
     seen: queue.Queue = queue.Queue()
-    with Reader(timeout_s=2, on_xid=seen.put) as reader:
+    with Reader(timeout_s=10, on_xid=seen.put) as reader:
         uuid = reader.read().gpus[1].uuid
-        time.sleep(0.3)  # until it listens
+        fake_nvml.listened()
         for code in (45, 45, 62):
             fake_nvml.xid(1, code)
-        assert [(x.code, x.uuid) for x in (seen.get(timeout=2) for _ in range(3))] == [
+        assert [(x.code, x.uuid) for x in (seen.get(timeout=10) for _ in range(3))] == [
             (45, uuid),
             (45, uuid),
             (62, uuid),

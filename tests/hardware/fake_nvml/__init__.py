@@ -6,6 +6,7 @@ Put ``FakeNvml.environment`` into the environment of a process before it starts;
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
@@ -92,6 +93,14 @@ class FakeNvml:
     def crash(self, function: str = EVERY, gpu: int = ALL) -> None:
         """SIGSEGV in the process that calls."""
         self._add("fault", f"crash {function} {gpu}")
+
+    def listened(self, seconds: float = 20.0) -> None:
+        """Waits until a process listens to events."""
+        deadline = time.monotonic() + seconds
+        while not self.control.with_name(f"{self.control.name}.events").exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError("no process listens to NVML's events")
+            time.sleep(0.02)
 
     def xid(self, gpu: int, code: int) -> None:
         """An XID event, for those who wait for events now."""

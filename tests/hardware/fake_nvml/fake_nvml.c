@@ -342,8 +342,16 @@ int nvmlGpmMetricsGet(gpm_get *out) {
     return OK;
 }
 
-/* events: a set is how many xid lines were delivered */
-int nvmlEventSetCreate(int **out) { int code = check(__func__, -2); *out = malloc(sizeof **out), **out = now->xids; return code; }
+/* events: a set is how many xid lines were delivered; FAKE_NVML.events is made with the first */
+int nvmlEventSetCreate(int **out) {
+    int code = check(__func__, -2);
+    char path[4096];
+    *out = malloc(sizeof **out), **out = now->xids;
+    snprintf(path, sizeof path, "%s.events", getenv("FAKE_NVML"));
+    FILE *mark = fopen(path, "w");
+    if (mark) fclose(mark);
+    return code;
+}
 int nvmlEventSetFree(int *set) { return free(set), OK; }
 int nvmlDeviceRegisterEvents(device d, unsigned long long kinds, int *set) { GPU_ONLY(d); (void)kinds, (void)set; return OK; }
 int nvmlEventSetWait_v2(int *set, event *out, unsigned ms) {
