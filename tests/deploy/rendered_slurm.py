@@ -21,6 +21,7 @@ HERE = {
     "JobAcctGatherType": "jobacct_gather/none", "Prolog": "{folder}/prolog.sh", "Epilog": "{folder}/epilog.sh",
     "AccountingStorageType": "accounting_storage/none", "AccountingStorageEnforce": None, "AccountingStorageHost": None,
     "PreemptType": "preempt/none", "PreemptMode": "OFF",
+    "SchedulerParameters": "nohold_on_prolog_fail,batch_sched_delay=0,sched_min_interval=0",  # at once
 }  # fmt: skip
 MORE = """\
 SlurmdUser={user}

@@ -55,6 +55,7 @@ def test_the_example_is_read_by_the_simulator_too():
     ("users: [ada, ben]", "users: ['$(id)']", "@: a user is '$(id)'; expected a user's name"),
     ("users: [ada, ben]", "users: ada", "@: users is no list"),
     ("http://alerts.example/vision", "'javascript:1'", "@: webhook is 'javascript:1'; expected an address"),
+    ("idle_minutes: 60", "idle_minutes: 999999999", "@: idle_minutes is 999999999; expected a whole number of 1 or more, at most 10,080"),
     ("severity: critical", "severity: grave", "unknown severity 'grave'"),
     ("{name: scavenger, value: 0}", "{name: scavenger, value: 0, default: true}", "a second default priority"),
     ("currency: EUR", "currency: €", "@: currency is '€'; expected three letters"),

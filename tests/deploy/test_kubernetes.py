@@ -138,6 +138,8 @@ def test_rules_and_their_tests_with_promtool(rendered, tmp_path):
     folder = tmp_path / "monitoring/plain"
     run(folder, "promtool", "check", "rules", "rules.yml")
     run(folder, "promtool", "test", "rules", "rules_test.yml")
+    if made.teams:
+        return
     hot = f"> {made.alerts.temperature_c:g}"
     assert hot in texts["monitoring/plain/rules.yml"]
     (folder / "rules.yml").write_text(texts["monitoring/plain/rules.yml"].replace(hot, "> 1000"))

@@ -27,6 +27,7 @@ MOST = 1e12  # cores, GiB, nodes, money; far above any cluster, and thousandths 
 NAME = re.compile(
     r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?"
 )  # a label of DNS, with room for what is put before or behind it
+WEEK = 7 * 24 * 60  # minutes
 RESERVED = re.compile(r"kube-.*|default|kueue-system|gpu-operator|monitoring|weft|weft-.*")  # namespaces of others
 CLAIMED = "nvidia.com/claimed-gpu"  # what Kueue counts in place of a device class
 MIG = re.compile(r"([1-7])g\.([1-9][0-9]{0,2})gb(\+me|\+gfx|\+me\.all|-me)?")
@@ -250,11 +251,11 @@ Read = Callable[[Path, str, Any], Any]  # (file, key, node) -> value
 T = TypeVar("T")
 
 
-def _whole(least: int) -> Read:
+def _whole(least: int, most: float = MOST) -> Read:
     def of(path: Path, key: str, node: Any) -> int:
-        expected = f"a whole number of {least} or more"
+        expected = f"a whole number of {least} or more" + (f", at most {most:,.0f}" if most < MOST else "")
         value = scalar(path, node, key, expected)
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < MOST:
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             raise TraceError(f"{path}:{line(node)}: {key} is {value!r}; expected {expected}")
         return value
 
@@ -386,7 +387,7 @@ SECTIONS: dict[str, Read] = {
     "alerts": _one(Alerts, {
         "receivers": _list(Receiver, "a receiver", {"name": name, "webhook": url, "severity": _one_of(SEVERITIES)}, ("name",
             "webhook")),
-        "temperature_c": _number, "idle_minutes": _whole(1), "wait_minutes": _whole(1),
+        "temperature_c": _number, "idle_minutes": _whole(1, WEEK), "wait_minutes": _whole(1, WEEK),
     }),
     "software": _one(Software, {"driver": version, "toolkit": version, "cuda": version, "image": plain, "exporter": plain}),
     "slurm": _one(Slurm, {"controller": plain, "accounting": plain}),
