@@ -144,7 +144,7 @@ def test_the_public_functions_take_hoppers_kernel_where_it_was_faster(sm, taken)
         for format, group in FORMS:
             weight = qw.quantize_weight(torch.ones(24, 512), format, group).to("meta")
             assert {chosen("weight_only_matmul", meta(m, 512), weight) for m in (1, 2, 16, 17, 64)} == {taken}
-            assert chosen("weight_only_matmul", meta(65, 512), weight) == "torch"
+            assert chosen("weight_only_matmul", meta(65, 512), weight) == "dequantized"
             assert chosen("weight_only_matmul", meta(4, 512, dtype=torch.float32), weight) == "triton"
             assert chosen("weight_only_matmul", meta(4, 516)[:, :512], weight) == "triton", "rows off 16 bytes"
 
@@ -175,7 +175,7 @@ def test_traced_for_hopper_what_tma_cannot_take_is_tritons(monkeypatch):
     torch.testing.assert_close(got.double(), want, rtol=2e-3, atol=2e-3 * float(want.abs().max()))
 
 
-def test_many_rows_go_to_pytorch():
+def test_many_rows_take_a_dequantised_weight():
     x, weight = random(65, 128), qw.quantize_weight(random(8, 128), "int4")
     assert "over 64 rows" in ops.explain("weight_only_matmul", x, weight).reason
     for rows in (x, x[:64]):

@@ -180,8 +180,9 @@ def check_parts(x: Tensor, weight: QuantizedWeight) -> None:
 
 WEIGHT_ONLY = Dispatch(
     WeightOnlyCall, ON_CPU, EMPTY,
-    Route("torch", lambda c: len(c.x) > MOST_ROWS,
-          "over 64 rows of x: the weight is dequantised and the product is cuBLAS's"),
+    Route("dequantized", lambda c: len(c.x) > MOST_ROWS,
+          "over 64 rows of x: the weight is dequantised in one pass, and the product is cuBLAS's",
+          lambda c: weight_only_kernels.DequantizedPlan(c.x, c.weight, c.bias)),
     Route("cuda", lambda c: True,
           "few rows of x: codes come by TMA and become floats on their way to wgmma, 1.1 to 2.4 times Triton's kernel",
           lambda c: weight_only_hopper.WeightOnlyPlan(c.x, c.weight, c.bias),

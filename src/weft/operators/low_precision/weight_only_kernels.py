@@ -117,6 +117,36 @@ def weight_only_tiled(
     store_rows(y_ptr, bias_ptr, bias_col, acc, m, n, M, N, tl.program_id(1), HAS_BIAS)
 
 
+@triton.jit
+def dequantized_chunk(
+    words_ptr, scale_ptr, zero_ptr, w_ptr, N, K, chunks, words_row, scale_row, scale_group, zero_row, zero_group,
+    BITS: tl.constexpr, FP8: tl.constexpr, UNIT: tl.constexpr, LENGTH: tl.constexpr, SLICES: tl.constexpr,
+    GROUPED: tl.constexpr, ZERO: tl.constexpr, HAS_ZERO: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The values of one chunk of ROWS rows, rounded once into w [N, K]; neighbouring programs have neighbouring chunks."""
+    chunk = tl.program_id(0) % chunks
+    n = tl.program_id(0) // chunks * ROWS + tl.arange(0, ROWS)
+    row, inside = n.to(tl.int64), n < N
+    word = chunk * (LENGTH // 2) + tl.arange(0, LENGTH // 2)
+    codes = tl.load(words_ptr + row[:, None] * words_row + word[None, :], mask=inside[:, None], other=0)
+    for i in tl.static_range(SLICES):
+        group = chunk * SLICES + i
+        column = group * LENGTH + tl.arange(0, LENGTH)
+        there = inside & (group * LENGTH < K)
+        if HAS_ZERO:
+            zero = tl.load(zero_ptr + row * zero_row + group.to(tl.int64) * zero_group, mask=there, other=0)
+            zero = zero.to(tl.float32)[:, None]
+        else:
+            zero = tl.full([ROWS, 1], ZERO, tl.float32)
+        if GROUPED:
+            scale = tl.load(scale_ptr + row * scale_row + group.to(tl.int64) * scale_group, mask=there, other=0.0)
+        else:
+            scale = tl.load(scale_ptr + row * scale_row, mask=inside, other=0.0)
+        values = unpacked(codes, zero, i, ROWS, LENGTH, tl.float32, BITS, FP8) * (scale.to(tl.float32) * UNIT)[:, None]
+        at = w_ptr + row[:, None] * K + column[None, :]
+        tl.store(at, values.to(w_ptr.dtype.element_ty), mask=inside[:, None] & (column[None, :] < K))
+
+
 def unit_of(dtype: torch.dtype, format: str) -> float:
     """What one code step, or fp8's one, is in what ``unpacked`` returns: the scale is multiplied by its reciprocal."""
     if format == "fp8":
@@ -175,3 +205,30 @@ def plan(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Plan | Spli
     grid = (triton.cdiv(n, block_n), split, triton.cdiv(m, tokens))
     launch = Plan(weight_only_tiled, grid, scalars, constants, config["num_warps"], config["num_stages"])
     return in_parts(launch, split, m * n)
+
+
+class DequantizedPlan:
+    """Of ``(x, words, scale, zero, bias, y)`` into a new row-major y [M, N]: the weight's values in x's dtype, in memory of
+    N · K elements, and PyTorch's product."""
+
+    def __init__(self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None):
+        words, scale, zero, format, group, k = weight
+        n, length, rows = len(words), group or SLICE, 16
+        chunks = block(format) // (slices(format) * length) * triton.cdiv(k, block(format))
+        strides = (*(scale.stride() if group else (scale.stride(0), 0)), *((0, 0) if zero is None else zero.stride()))
+        constants = {
+            "BITS": BITS[format], "FP8": format == "fp8", "UNIT": 1 / unit_of(torch.float32, format), "LENGTH": length,
+            "SLICES": slices(format), "GROUPED": bool(group), "ZERO": 128.0 if format == "int8" else 8.0,
+            "HAS_ZERO": zero is not None, "ROWS": rows,
+        }  # fmt: skip
+        grid = (triton.cdiv(n, rows) * chunks,)
+        self.launch = Plan(dequantized_chunk, grid, (n, k, chunks, words.stride(0), *strides), constants, 4)
+        self.shape, self.biased = (n, k), bias is not None
+
+    def __call__(self, x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, bias: Tensor, y: Tensor) -> None:
+        w = torch.empty(self.shape, dtype=x.dtype, device=x.device)
+        self.launch(words, scale, zero, w)
+        if self.biased:
+            torch.addmm(bias, x, w.t(), out=y)
+        else:
+            torch.mm(x, w.t(), out=y)

@@ -249,6 +249,9 @@ def int8pack(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> 
 
 
 weight_only_matmul.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
+weight_only_matmul.implementation("dequantized", backend="triton", arch=">=sm_80")(
+    functools.partial(by_kernel, "dequantized")
+)
 weight_only_matmul.implementation("cuda", **ON_HOPPER)(functools.partial(by_kernel, "cuda"))
 weight_only_matmul.implementation("torch")(reference)
 weight_only_matmul.implementation("dense", devices=("cuda",))(dense)
