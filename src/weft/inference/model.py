@@ -258,11 +258,11 @@ class Decoder:
             self.layers.append((next(norms), attention, next(norms), feed_forward))
         self.norm = load.tensor("model.norm.weight", (config.hidden_size,))
         if config.tied:
-            self.head: Linear = load.of(self.embedding, quantise=False)
+            self.head: Linear = load.of(self.embedding, head=True)
             if hasattr(source, "skip"):
                 source.skip("lm_head.weight")
         else:
-            self.head = load.linear(["lm_head"], [config.vocab_size], config.hidden_size, split=None, quantise=False)
+            self.head = load.linear(["lm_head"], [config.vocab_size], config.hidden_size, split=None, head=True)
         source.finish()
         self.angles: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
 

@@ -125,6 +125,10 @@ class Quantise:
     def __call__(self, weight: Tensor, bias: Tensor | None) -> Quantized:
         return Quantized.of(quantised(weight, self.scheme), bias, weight.dtype)
 
+    def head(self, weight: Tensor, bias: Tensor | None) -> Quantized:
+        """Logits are of int8 rows, whatever the layers' format."""
+        return Quantized.of(quantised(weight, Scheme("int8")), bias, weight.dtype)
+
 
 @torch.no_grad()
 def quantised(weight: Tensor, scheme: Scheme) -> Codes:

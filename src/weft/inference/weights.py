@@ -108,7 +108,7 @@ class Loader:
 
     def linear(
         self, names: Sequence[str], rows: Sequence[int], columns: int, *, bias: bool = False, split: int | None = 0,
-        quantise: bool = True,
+        head: bool = False,
     ) -> Linear:  # fmt: skip
         """One layer of several matrices [rows, columns], one below the other.
 
@@ -128,10 +128,12 @@ class Loader:
         weight = [part(f"{name}.weight", n, True) for name, n in zip(names, rows, strict=True)]
         offsets = [part(f"{name}.bias", n, False) for name, n in zip(names, rows, strict=True)] if bias else []
         return self.of(torch.cat(weight) if len(weight) > 1 else weight[0],
-                       torch.cat(offsets) if offsets else None, quantise)  # fmt: skip
+                       torch.cat(offsets) if offsets else None, head)  # fmt: skip
 
-    def of(self, weight: Tensor, bias: Tensor | None = None, quantise: bool = True) -> Linear:
-        return self.fixed((self.quantise if quantise and self.quantise else Dense)(weight, bias))
+    def of(self, weight: Tensor, bias: Tensor | None = None, head: bool = False) -> Linear:
+        """A layer of a whole weight; ``head`` says that its results are logits, which are rounded more carefully."""
+        quantise: Any = getattr(self.quantise, "head", None) if head else self.quantise
+        return self.fixed((quantise or Dense)(weight, bias))
 
     def fixed(self, layer: Linear) -> Linear:
         return InBlocks(layer, self.rows) if self.rows else layer
