@@ -101,6 +101,9 @@ class GgufFile(Tensors):
                 raise ValueError(f"{self.where}: unknown key {prefix}{name} = {value!r:.80}; it may change the result")
         if missing := [name for name in SIZES.values() if name not in own]:
             raise ValueError(f"{self.where}: key {prefix}{missing[0]} is missing")
+        for name in (*SIZES.values(), "attention.head_count_kv", "attention.key_length", "rope.dimension_count"):
+            if not isinstance(value := own.get(name, 1), int):
+                raise ValueError(f"{self.where}: key {prefix}{name} is {value!r:.40}; expected one integer")
         raw = {ours: own[theirs] for ours, theirs in SIZES.items()}
         heads = own["attention.head_count"]
         head_dim = own.get("attention.key_length") or own["embedding_length"] // max(heads, 1)
@@ -196,14 +199,20 @@ class GgufFile(Tensors):
         try:
             kind = GGMLQuantizationType(number)
             block, size = GGML_QUANT_SIZES[kind]
-            if shape[-1] % block:
-                raise ValueError(f"{self.where}: tensor {name!r} of shape {shape} is not of whole blocks of {block}")
-            stored = self.container.bytes_of(name, math.prod(shape) // block * size)
-            values = dequantize(stored.reshape(*shape[:-1], -1), kind)
-        except (NotImplementedError, KeyError) as error:
+        except (ValueError, KeyError):
             raise ValueError(
-                f"{self.where}: tensor {name!r} has type {number}, which is not supported: {error}"
+                f"{self.where}: tensor {name!r} has type {number}, which the package gguf does not know"
             ) from None
+        count = math.prod(shape)
+        if not shape or shape[-1] % block or not count:
+            raise ValueError(
+                f"{self.where}: tensor {name!r} has shape {shape}; expected rows of whole blocks of {block}"
+            )
+        stored = self.container.bytes_of(name, count // block * size)
+        try:
+            values = dequantize(stored.reshape(*shape[:-1], -1), kind)
+        except NotImplementedError:
+            raise ValueError(f"{self.where}: tensor {name!r} is {kind.name}, which cannot be dequantised") from None
         return torch.from_numpy(np.array(values, dtype=np.float32)).view(shape)
 
 

@@ -28,7 +28,7 @@ def tokenizer_of(fields: dict[str, Any], where: str) -> Tokenizer:
         ValueError: another kind of tokenizer or pre-tokenizer, broken metadata.
     """
     kind, tokens = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens:
+    if not isinstance(tokens, list) or not tokens or not all(isinstance(token, str) for token in tokens):
         raise ValueError(f"{where} has no tokenizer.ggml.tokens; expected a file with its tokenizer")
     try:
         import tokenizers  # noqa: F401
@@ -62,9 +62,9 @@ def _byte_level(fields: dict[str, Any], tokens: list[str], where: str) -> Any:
         raise ValueError(f"{where}: tokenizer.ggml.pre is {pre!r}; expected one of {', '.join(PRETOKENIZERS)}")
     if merges is None:
         raise ValueError(f"{where} has no tokenizer.ggml.merges, which byte-level BPE needs")
-    pairs = [tuple(merge.split(" ")) for merge in merges]
     vocabulary = {token: i for i, token in enumerate(tokens)}
     try:
+        pairs = [tuple(merge.split(" ")) for merge in merges]
         backend = Backend(models.BPE(vocabulary, pairs, ignore_merges=pre in WHOLE_WORDS))
     except Exception as error:  # the package raises nothing narrower
         raise ValueError(f"{where}: broken tokenizer.ggml.merges: {error}") from None
