@@ -141,6 +141,25 @@ def test_broken_files_are_refused(tmp_path):
         open_model(tmp_path / "nowhere.gguf")
 
 
+def test_changed_bytes_end_in_words(tmp_path):
+    path, random = tmp_path / "model.gguf", np.random.default_rng(0)
+    written(path, tiny.model("llama"), "Q8_0")
+    whole, read = np.frombuffer(path.read_bytes(), dtype=np.uint8), 0
+    for _ in range(150):
+        changed = whole.copy()
+        at = random.integers(0, 7000)
+        changed[at : at + random.integers(1, 9)] = random.choice([0, 255, random.integers(256)])
+        path.write_bytes(changed.tobytes())
+        try:
+            config, source, tokenizer = open_model(path)
+            Decoder(config, source, torch.device("cpu"), torch.float32)
+            tokenizer.encode("hello")
+            read += 1
+        except ValueError as error:
+            assert str(error)
+    assert 10 < read < 140
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [([("expert_count", 8)], r"unknown key qwen2\.expert_count = 8"),
