@@ -531,8 +531,6 @@ inline Play emulate_of(const std::string &name) {
        }},
       {"prefetch.tensormap", [](Call &) {}},
       {"fence.mbarrier_init.release.cluster", [](Call &) {}},
-      {"griddepcontrol.wait", [](Call &) {}},  // one kernel runs after another here
-      {"griddepcontrol.launch_dependents", [](Call &) {}},
       {"fence.proxy.async.shared::cta",
        [](Call &) {
          for (auto &write : machine.now->unfenced) write();

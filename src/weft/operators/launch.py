@@ -105,8 +105,6 @@ class Plan:
         tensors = tuple(a for a in arguments if isinstance(a, torch.Tensor))
         if 0 in self.grid or (tensors[0].is_meta and _compile_only is None):
             return
-        if "EARLY" in self.kernel.arg_names:  # weft.operators.early
-            self.constants = {**self.constants, "EARLY": not INTERPRETING and target_sm(tensors[0].device) >= 90}
         options = {**self.constants, "num_warps": self.num_warps, "num_stages": self.num_stages}
         if not INTERPRETING:
             learn_divisors(self.kernel)

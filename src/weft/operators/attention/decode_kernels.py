@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from weft.operators.attention.kernels import LOG2E, base, scores, visible, widened
-from weft.operators.early import let_next_begin
 
 UNIT = tl.constexpr(16384.0)
 # B batch, H heads of q, G heads of the cache, R rows (queries x heads that share), M rows and N keys of a tile
@@ -303,10 +302,9 @@ def combine(
     batches, groups, group, queries, capacity, splits, each, tiles, left, right, o_b, o_h, o_s, o_d, v_scale_h,
     DV: tl.constexpr, DV_COLS: tl.constexpr, M: tl.constexpr, N: tl.constexpr, KEPT: tl.constexpr, SPLIT: tl.constexpr,
     LENGTHS: tl.constexpr, SINKS: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SCALED: tl.constexpr,
-    HALF: tl.constexpr, LSE: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    HALF: tl.constexpr, LSE: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """A program merges the parts of one row, PARTS at a time, in the order of the keys."""
-    let_next_begin(EARLY)
     program = tl.program_id(0)
     kept, rest = program % KEPT, program // KEPT
     tile, rest = rest % tiles, rest // tiles

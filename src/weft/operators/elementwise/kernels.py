@@ -11,8 +11,6 @@ element by element.
 import triton
 import triton.language as tl
 
-from weft.operators.early import let_next_begin
-
 
 @triton.jit
 def place(N, BLOCK: tl.constexpr):
@@ -73,10 +71,9 @@ def map_one(
 @triton.jit
 def map_two(
     a_ptr, b_ptr, out_ptr, M, N, a_row, a_col, b_row, b_col, out_row, out_col,
-    F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr, EARLY: tl.constexpr,
+    F: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, TAIL: tl.constexpr,
 ):  # fmt: skip
     """out = F(a, b, PRECISE)"""
-    let_next_begin(EARLY)
     mapped(((a_ptr, a_row, a_col), (b_ptr, b_row, b_col)), ((out_ptr, out_row, out_col),), M, N, F, BLOCK, TILE, TAIL)
 
 

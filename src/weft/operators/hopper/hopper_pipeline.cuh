@@ -45,13 +45,6 @@ __device__ __forceinline__ void barrier_arrive(u64 *barrier) {
 // Of one warpgroup: 128 threads.
 __device__ __forceinline__ void group_barrier(int id) { asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory"); }
 
-// ---- programmatic dependent launch: a kernel that was launched for it begins before the one before it ends -------------------------
-
-// Until then only what is older than the kernel before may be read, and nothing be written.
-__device__ __forceinline__ void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
-__device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
 // ---- TMA -----------------------------------------------------------------------------------------------------------
 
 // Has the map itself fetched, before the first box is asked for.

@@ -68,7 +68,6 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   __syncthreads();
-  let_next_begin();
   if constexpr (BLOCKS > 1) cluster_arrive();  // its other half is before the sums are sent: the products go on between them
 
   constexpr int SUMS = TOKENS / 2;
@@ -81,28 +80,18 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
   if (warp == WORKERS / 32) {
     // ---- one thread fetches ----
     if (elected()) {
-      auto fetch_weight = [&](int unit, int slot) {
+      int slot = 0;
+      u32 parity = 1;  // a fresh slot counts as emptied
+      for (int unit = first; unit < last; unit++) {
+        barrier_wait(&empty[slot], parity);
         barrier_expect(&full[slot], STAGE);
+        unsigned char *const stage = ring + slot * STAGE;
 #pragma unroll
         for (int line = 0; line < LINES; line++)
-          fetch(ring + slot * STAGE + line * W_BOX, weight_map, (unit * LINES + line) * 32, int(n), 0, &full[slot]);
-      };
-      auto fetch_x = [&](int unit, int slot) {
+          fetch(stage + line * W_BOX, weight_map, (unit * LINES + line) * 32, int(n), 0, &full[slot]);
 #pragma unroll
         for (int box = 0; box < BOXES; box++)
-          fetch(ring + slot * STAGE + LINES * W_BOX + box * X_BOX, x_map, (unit * BOXES + box) * 64, 0, 0, &full[slot]);
-      };
-      // The weight is older than the kernel before this one; x may be what that one writes.
-      const int ahead = min(last - first, STAGES);
-      for (int i = 0; i < ahead; i++) fetch_weight(first + i, i);
-      wait_for_kernel_before();
-      for (int i = 0; i < ahead; i++) fetch_x(first + i, i);
-      int slot = 0;
-      u32 parity = 0;
-      for (int unit = first + STAGES; unit < last; unit++) {
-        barrier_wait(&empty[slot], parity);
-        fetch_weight(unit, slot);
-        fetch_x(unit, slot);
+          fetch(stage + LINES * W_BOX + box * X_BOX, x_map, (unit * BOXES + box) * 64, 0, 0, &full[slot]);
         if (++slot == STAGES) slot = 0, parity ^= 1;
       }
     }
@@ -242,7 +231,6 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
   }
 
   // ---- sums of the parts of K: to the block that owns the row, which adds them up in one order ----
-  wait_for_kernel_before();  // which may read what y's memory was before
   if constexpr (BLOCKS > 1) cluster_wait();
   if (warp < WORKERS / 32) {
 #pragma unroll

@@ -7,7 +7,6 @@ STAGES of them are in flight or being read.
 """
 
 import ctypes
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,17 +136,12 @@ class WeightOnlyPlan:
         kernel, threads = f"weight_only_hopper<{arguments}>", 128 * c["DOWN"] * c["ALONG"] + 32
         self.maps = (Maps(x, False, (64, tokens)), Maps(words, False, (LINE // 4, rows)))
         self.launch = CudaPlan(SOURCE, kernel, (grid, 1), threads, (), c["BLOCKS"], shared_bytes(c, format, tokens))
-        # In a graph weights are older than the kernel before, so their fetch need not wait for it.
-        self.early = dataclasses.replace(self.launch, early=True)
         units = -(-k // columns_of(format, c["LINES"]))
         bias_col = 0 if bias is None else bias.stride(0)
         self.shape = Shape(n, *scale_strides, *zero_strides, bias_col, m, k // group if group else 0, units)
 
     def __call__(self, x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, bias: Tensor, y: Tensor) -> None:
-        launch = self.launch
-        if y.is_cuda and y.numel():
-            launch = self.early if torch.cuda.is_current_stream_capturing() else launch
-            launch = launch.at(self.scalars, x, words)
+        launch = self.launch.at(self.scalars, x, words) if y.is_cuda and y.numel() else self.launch
         launch(scale, zero, bias, y)
 
     def scalars(self, x: Tensor, words: Tensor) -> tuple[ctypes.Structure, ...]:

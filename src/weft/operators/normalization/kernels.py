@@ -19,7 +19,6 @@ from torch import Tensor
 from weft.operators import row_programs
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.contiguous import contiguous
-from weft.operators.early import let_next_begin
 from weft.operators.launch import Plan, multiprocessors
 from weft.operators.layout import views
 from weft.operators.partial_sums import SummedPlan
@@ -64,11 +63,10 @@ def scaled(xhat, w_ptr, b_ptr, col, N, WEIGHTED: tl.constexpr, BIASED: tl.conste
 def norm_rows(
     x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr, M, N, x_row, x_col, r_row, r_col, y_row, y_col, h_row, h_col,
     eps, ROWS: tl.constexpr, BLOCK: tl.constexpr, CENTERED: tl.constexpr, WEIGHTED: tl.constexpr,
-    BIASED: tl.constexpr, ADDED: tl.constexpr, SAVED: tl.constexpr, EARLY: tl.constexpr,
+    BIASED: tl.constexpr, ADDED: tl.constexpr, SAVED: tl.constexpr,
 ):  # fmt: skip
     """h = x + r; y = (h - mean) * rstd * w + b. One program holds ROWS whole rows, [ROWS, BLOCK] with BLOCK >= N. Without
     CENTERED the mean counts as 0; with SAVED mean and rstd (fp32 [M]) are written."""
-    let_next_begin(EARLY)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     col = tl.arange(0, BLOCK)
     inside = (row[:, None] < M) & (col[None, :] < N)
