@@ -83,8 +83,10 @@ def loaded(path, **more):
 def test_a_written_folder_computes_what_quantising_at_load_computes(tmp_path, name):
     tiny.folder(tmp_path / "model", "qwen2", **SIZES)
     write(tmp_path / "model", tmp_path / "out", Scheme.of(name))
+    at_load = Quantise(Scheme.of(name))
+    at_load.head = None  # a folder's logits stay as they are
     with torch.no_grad():
-        wanted = logits_of(loaded(tmp_path / "model", quantise=Quantise(Scheme.of(name))), TOKENS)
+        wanted = logits_of(loaded(tmp_path / "model", quantise=at_load), TOKENS)
         plain = logits_of(loaded(tmp_path / "model"), TOKENS)
     decoder = loaded(tmp_path / "out")
     assert isinstance(decoder.layers[0][1].qkv, Quantized)
@@ -98,6 +100,15 @@ def test_a_written_folder_computes_what_quantising_at_load_computes(tmp_path, na
         write(tmp_path / "out", tmp_path / "again", Scheme.of(name))
     with pytest.raises(ValueError, match="is quantised already"):
         weft.LLM(tmp_path / "out", device="cpu", quantize="int8")
+
+
+def test_logits_of_a_model_that_is_quantised_at_load_are_of_int8_rows(tmp_path):
+    tiny.folder(tmp_path, "llama", **SIZES, tie_word_embeddings=True)
+    decoder = loaded(tmp_path, quantise=Quantise(Scheme.of("int4")))
+    assert decoder.head.weight.format == "int8" and decoder.embedding.dtype == torch.float32
+    torch.testing.assert_close(
+        decoder.head.dense, decoder.embedding, atol=float(decoder.embedding.abs().max()) / 127, rtol=0
+    )
 
 
 def foreign(path, settings, layer):

@@ -160,6 +160,7 @@ def _table(found: Any) -> Any:
     for name in ("weights", "cache", "bits a weight", "MB a step", "perplexity", "of the first"):
         table.add_column(name, justify="left" if name in ("weights", "cache") else "right")
     for q in found:
-        table.add_row(q.weights, q.cache.replace("float8_e4m3fn", "fp8"), f"{q.bits:.2f}", f"{q.bytes / 1e6:.1f}", f"{q.perplexity:.3f}",
+        cache = q.cache.replace("float8_e4m3fn", "fp8")
+        table.add_row(q.weights, cache, f"{q.bits:.2f}", f"{q.bytes / 1e6:.1f}", f"{q.perplexity:.3f}",
                       f"{q.perplexity / found[0].perplexity:.4f}")  # fmt: skip
     return table
