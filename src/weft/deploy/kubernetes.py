@@ -8,11 +8,12 @@ from weft.deploy.manifests import Manifest, nvidia_pools, yaml_text
 
 README = """\
 Cluster {name} on Kubernetes. In this order:
+  helm repo add nvidia https://helm.ngc.nvidia.com/nvidia
   helm upgrade --install gpu-operator nvidia/gpu-operator -n gpu-operator --create-namespace -f gpu-operator/values.yaml
   kubectl apply -f gpu-operator/device-plugin.yaml -f gpu-operator/mig.yaml
   sh nodes/label.sh
   Kueue, JobSet and the Prometheus operator, each from its own release
-  kubectl apply -k .        # namespaces, rights, quotas, queues, rules
+  kubectl apply -k .        # namespaces, rights, quotas, queues, rules; nodes pull the image {image}
 """
 
 
@@ -42,5 +43,5 @@ def render(made: Specification) -> dict[str, str]:
         texts["gpu-operator/mig.yaml"] = yaml_text([gpu_operator.mig_manager(made)])
     texts["nodes/label.sh"] = gpu_operator.node_labels(made)
     texts |= monitoring.files(made)
-    texts["README"] = README.format(name=made.name)
+    texts["README"] = README.format(name=made.name, image=made.software.exporter)
     return texts
