@@ -15,6 +15,7 @@ from weft.inference.engine import Engine, EngineConfig
 from weft.inference.model import Decoder
 from weft.inference.speculation import NGram
 
+JOBS = 24
 GREEDY = weft.SamplingParameters(max_tokens=12, temperature=0, ignore_eos=True)
 
 
@@ -228,8 +229,11 @@ def test_batch_invariant_logits_do_not_depend_on_preemption(invariant):
     assert logprobs_of(invariant, prompts, 1, 96, 40) == (alone, 1)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)])
-@pytest.mark.parametrize("kind", ["overlap", "plain", "ngram", "invariant"])
+@pytest.mark.parametrize("kind, seed", [
+    ("overlap", 0), ("ngram", 0),
+    *(pytest.param(kind, seed, marks=pytest.mark.long)
+      for seed in (1, 2) for kind in ("overlap", "plain", "ngram", "invariant")),
+])  # fmt: skip
 def test_any_order_of_requests_and_aborts(model, invariant, seed, kind):
     choose = random.Random(seed)
     decoder = invariant if kind == "invariant" else model
@@ -240,7 +244,7 @@ def test_any_order_of_requests_and_aborts(model, invariant, seed, kind):
     pool = prompts_of(1, 16, 31, 40, 64, seed=seed)
     pool += [p[:16] + p[:7] for p in pool[2:]]
     jobs = [(choose.choice(pool), weft.SamplingParameters(max_tokens=choose.randrange(1, 24), **choose.choice(kinds)))
-            for _ in range(40)]  # fmt: skip
+            for _ in range(JOBS)]  # fmt: skip
     wanted = {}
     for prompt, p in jobs:
         key = tuple(prompt), p
@@ -251,13 +255,13 @@ def test_any_order_of_requests_and_aborts(model, invariant, seed, kind):
             wanted[key] = run(one, [prompt], p)[0]
     sizes = EngineConfig(256, most_sequences=6, most_tokens=48, overlap=kind != "plain", invariant=kind == "invariant")
     engine = Engine(decoder, None, sizes, draft=NGram(3) if kind == "ngram" else None)
-    found, ends, queue = {str(i): [] for i in range(40)}, {}, list(range(40))
+    found, ends, queue = {str(i): [] for i in range(JOBS)}, {}, list(range(JOBS))
     for _ in range(3000):
         if queue and choose.random() < 0.3:
             i = queue.pop(0)
             engine.add(str(i), *jobs[i])
         if choose.random() < 0.05:
-            engine.abort(str(choose.randrange(40)))
+            engine.abort(str(choose.randrange(JOBS)))
         for output in engine.step():
             found[output.request_id] += output.token_ids
             if output.finish_reason:
@@ -265,7 +269,17 @@ def test_any_order_of_requests_and_aborts(model, invariant, seed, kind):
                 ends[output.request_id] = output.finish_reason
         if not queue and not engine.busy():
             break
-    assert len(ends) == 40 and engine.blocks.used == 0 and len(engine.scheduler.slots) == 6
+    assert len(ends) == JOBS and engine.blocks.used == 0 and len(engine.scheduler.slots) == 6
     for i, (prompt, p) in enumerate(jobs):
         whole = wanted[tuple(prompt), p]
         assert found[str(i)] == (whole if ends[str(i)] == "length" else whole[: len(found[str(i)])])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("draft", [None, "ngram"])
+def test_graphs_on_a_gpu_generate_what_a_cpu_does(folder, mixed, draft):
+    prompts, expected = mixed
+    for tokens in (2048, 256):  # the second preempts
+        llm = weft.LLM(folder[0], device="cuda", dtype="fp32", cache_tokens=tokens, most_sequences=8, draft=draft)
+        for _ in range(2):
+            assert [list(c.token_ids) for c in llm.generate(prompts, GREEDY)] == expected
