@@ -26,7 +26,9 @@ def _shown(line: Mapping[str, Any]) -> dict[str, Any]:
     runs = [run for run in line["runs"] if "seconds" in run["figures"]]
     how = [line["dtype"], line.get("quantize") and f"weights {line['quantize']}"] if "dtype" in line else [line["url"]]
     versions = line.get("versions", {})
-    footnote = (f"torch {versions.get('torch', '?')}", f"commit {line.get('commit', '')}", line.get("run", "")[:10])
+    busy = line.get("load_average")
+    footnote = [f"load average before the run {figures(busy)}"] if busy else []
+    footnote += (f"torch {versions.get('torch', '?')}", f"commit {line.get('commit', '')}", line.get("run", "")[:10])
     return {
         "title": f"{line['model']} on {line.get('machine', '?')}, " + ", ".join(filter(None, how)),
         "load": f"{runs[0]['load']['requests']} requests of {lengths_text(runs[0]['load'])} at each rate",

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import os
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -105,6 +106,7 @@ def _of_model(
 
     llm = LLM(model, **options)
     engine = llm.engine
+    others = os.getloadavg()[0] if llm.device.type == "cpu" and hasattr(os, "getloadavg") else None
     longest = max(load.input_tokens[1] + load.output_tokens[1] for load in loads)
     if longest > engine.length:
         raise ValueError(
@@ -121,6 +123,7 @@ def _of_model(
     about: dict[str, Any] = {
         "model": Path(model).name, "device": llm.device.type, "dtype": str(engine.model.dtype).removeprefix("torch."),
         "quantize": options["quantize"], "cache_dtype": str(stored).removeprefix("torch."),
+        "load_average": others,  # of a CPU, before the run: what else ran on it
         "bound": {k: v if math.isfinite(v) else None for k, v in asdict(bound).items()},
     }  # fmt: skip
     return about, runs
