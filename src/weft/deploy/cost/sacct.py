@@ -55,7 +55,8 @@ def load(
     missing = [name for name in NEEDED if name not in head]
     if missing:
         raise TraceError(
-            f"{path}:1: columns {', '.join(missing)} are missing; expected sacct --parsable2 --format={FIELDS}"
+            f"{path}:1: columns {', '.join(missing)} are missing; expected sacct --allusers --parsable2"
+            f" --duplicates --format={FIELDS}"
         )
     at = {name: k for k, name in enumerate(head)}
     dropped, found = Counter[str](), []
