@@ -26,10 +26,15 @@ from weft.train import commands as train
 
 
 class Verbs(TyperGroup):
-    """A command's name may be two words, the first of which is a command too: ``simulate``, ``simulate compare``."""
+    """A command's name may be two words, the first of which may be a command too: ``simulate``, ``simulate compare``."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         both = " ".join(args[:2])
+        second = {name: c for name, c in self.commands.items() if name.startswith(f"{args[0]} ")}
+        if second and args[0] not in self.commands and (len(args) == 1 or args[1] in ctx.help_option_names):
+            for name, command in second.items():
+                out.print(f"weft {name}: {command.get_short_help_str(200)}", soft_wrap=True)
+            ctx.exit(0 if len(args) > 1 else 2)
         return super().resolve_command(ctx, [both, *args[2:]] if both in self.commands else args)
 
 

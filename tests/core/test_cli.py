@@ -61,6 +61,12 @@ def test_help_names_every_verb(command):
         assert code == 0 and f"weft {verb}" in re.sub(r"\s+", " ", out)
 
 
+def test_the_first_word_of_verbs_alone_lists_them(command):
+    for asked, status in (("health -h", 0), ("health", 2)):
+        code, said, _ = command(*asked.split())
+        assert code == status and "weft health explain: " in said
+
+
 MISTAKES = [
     ("list softmx", "did you mean 'softmax'"), ("verify vector_ad", "did you mean 'vector_add'"),
     ("verify vector_add --implementation tritn", "did you mean 'triton'"),
