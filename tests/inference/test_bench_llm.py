@@ -63,6 +63,7 @@ def test_bounds_by_hand():
     assert compute.step(3, 30) == 2.1 and compute.prompt(10) == 5.2
     assert compute.whole(LINES[:2]) == pytest.approx((306 * 50 + 6 * 20) / 100)
     found = summary(LINES[:2], bound=memory)
+    assert "throughput_share" not in summary(LINES[:2], bound=memory, at_once=False)
     assert found["throughput_share"] == pytest.approx(12.1 / 5) and found["ttft_share"] == 1.0
     assert found["itl_share"] == pytest.approx(memory.step(1.0, 151.5) / 0.5)
 

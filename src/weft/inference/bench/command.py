@@ -139,7 +139,8 @@ async def _all(
         rate = None if math.isinf(load.rate) else load.rate
         told(f"{load.requests} requests, {figures.rate_text(rate)}{'' if rate is None else ' a second'}")
         lines = await run(client, load)
-        found.append({"load": {**asdict(load), "rate": rate}, "figures": figures.summary(lines, slo, bound)})
+        measured = figures.summary(lines, slo, bound, at_once=rate is None)
+        found.append({"load": {**asdict(load), "rate": rate}, "figures": measured})
     return found
 
 

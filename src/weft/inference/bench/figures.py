@@ -108,10 +108,13 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def summary(lines: Sequence[Timeline], slo: Slo | None = None, bound: Bound | None = None) -> dict[str, Any]:
+def summary(
+    lines: Sequence[Timeline], slo: Slo | None = None, bound: Bound | None = None, *, at_once: bool = True
+) -> dict[str, Any]:
     """Figures of a run in seconds and tokens a second; with a bound also ``…_share``, the bound divided by the measured time.
 
-    Goodput is of requests that met the service level; those that failed did not.
+    Goodput is of requests that met the service level; those that failed did not. Where requests did not arrive at once their
+    rate limits the throughput, which then has no share.
     """
     good = [line for line in lines if line.error is None]
     found: dict[str, Any] = {"requests": len(lines), "failed": len(lines) - len(good)}
@@ -135,7 +138,8 @@ def summary(lines: Sequence[Timeline], slo: Slo | None = None, bound: Bound | No
         met = sum(slo.met(line) for line in good)
         found |= {"goodput_requests_per_s": met / seconds, "met_slo": met / len(lines)}
     if bound is not None:
-        found["throughput_share"] = bound.whole(good) / seconds
+        if at_once:
+            found["throughput_share"] = bound.whole(good) / seconds
         found["ttft_share"] = bound.prompt(read / len(good)) / found["ttft_p50_s"]
         if gaps:
             batch = max(1.0, sum(sum(line.gaps) for line in good) / seconds)  # that decode at once, on average
