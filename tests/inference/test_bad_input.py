@@ -35,6 +35,22 @@ BASE = {
     ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "sauce": 1}}, "unknown key 'sauce'"),
     ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "for each kind of layer"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+    ({"model_type": ["llama"]}, "model_type"),
+    ({"head_dim": 0}, "head_dim is 0"),
+    ({"num_key_value_heads": 0}, "num_key_value_heads is 0"),
+    ({"rms_norm_eps": [1]}, r"rms_norm_eps is \[1\]"),
+    ({"rope_theta": float("nan")}, "rope_theta is nan"),
+    ({"rope_theta": 10**400}, "rope_theta is 1000"),
+    ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; expected an object"),
+    ({"rope_scaling": {"rope_type": ["yarn"]}}, "rope_type is"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_fast": "32"}}, "beta_fast is '32'"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}, "rope_theta": 1.0}, "rope_theta is 1.0"),
+    ({"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}}, "low_freq_factor is 4"),
+    ({"original_max_position_embeddings": "64"}, "original_max_position_embeddings is '64'"),
+    ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'; expected true or false"),
+    ({"quantization_config": "awq"}, "quantization_config is 'awq'"),
+    ({"model_type": "qwen3_moe", "decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+    ({"model_type": "qwen3_moe", "mlp_only_layers": 3}, "mlp_only_layers is 3; expected a list"),
 ])  # fmt: skip
 def test_configurations(change, why):
     assert config_of(BASE).layers == 2
@@ -105,6 +121,35 @@ def test_folders(tmp_path, how, error, why):
         weft.LLM(tmp_path, device="cpu")
 
 
+@pytest.mark.parametrize("name, content, why", [
+    ("config.json", b"[" * 100_000, "is no JSON"), ("tokenizer_config.json", b"\xff", "tokenizer_config.json is no JSON"),
+    ("tokenizer_config.json", b"null", "expected an object"), ("chat_template.jinja", b"\xff", "no text in UTF-8"),
+    ("tokenizer_config.json", b'{"chat_template": 3}', "chat_template is 3"),
+])  # fmt: skip
+def test_damaged_texts(tmp_path, name, content, why):
+    tiny.folder(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=why):
+        weft.LLM(tmp_path, device="cpu")
+
+
+def test_torchs_default_device_and_dtype_change_nothing(tmp_path):
+    tiny.folder(tmp_path)
+    parameters = [weft.SamplingParameters(max_tokens=4, seed=1, repetition_penalty=r, logprobs=1) for r in (1.0, 1.5)]
+
+    def tokens():
+        return [c.token_ids for c in weft.LLM(tmp_path, device="cpu").generate(["ab", "cd"], parameters)]
+
+    expected = tokens()
+    torch.set_default_device("meta")
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert tokens() == expected
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+
+
 def test_prompts_and_arguments(tmp_path):
     tiny.folder(tmp_path)
     llm = weft.LLM(tmp_path, device="cpu", max_length=64)
@@ -132,6 +177,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
     "{{ cycler.__init__.__globals__.os.system('true') }}",
     "{{ raise_exception('roles must alternate') }}", "{{ 1 / 0 }}", "{% if %}", "{{ messages[0].content + 3 }}",
     "{% include '/etc/passwd' %}", "{{ range(10 ** 9) | list }}",
+    "{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}",
 ])  # fmt: skip
 def test_templates_cannot_reach_python(template):
     with pytest.raises(ValueError, match="template"):

@@ -181,6 +181,18 @@ def test_streams_have_whole_characters_alone(text):
     assert "a" + cut.finish() in ("a\ufffd", "a\ufffd\ufffd\ufffd")
 
 
+def test_streams_go_on_behind_bytes_that_are_no_text():
+    from tokenizers import decoders, models
+
+    vocabulary = {**{f"<0x{b:02X}>": b for b in range(256)}, "\u2581a": 256, "b": 257, "<end>": 258}
+    backend = type(tiny.tokenizer())(models.BPE(vocab=vocabulary, merges=[], byte_fallback=True))
+    backend.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_special_tokens(["<end>"])
+    stream = Tokenizer(backend).stream()
+    parts = [stream.add(token) for token in (256, ord("j"), 0xFF, 258, 257, 0xC3, 0xA9, 256, 0xE2)]
+    assert "".join(parts) == " aj\ufffdb\u00e9 a" and stream.finish() == "\ufffd"
+
+
 @pytest.mark.parametrize("stop, shown", [
     (("END",), "abEcENab"), (("cEN", "xyz"), "abE"), (("NEVER",), "abEcENabENDxyz"), (("z",), "abEcENabENDxy"),
     (("ENDx", "Da"), "abEcENab"), (("ab",), ""), (("b", "ENa"), "a"),

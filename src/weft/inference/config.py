@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.inference.rotary import RotaryConfig
+from weft.inference.rotary import RotaryConfig, number
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,14 @@ KNOWN = {  # keys that are read below, or of another model than a decoder's: the
     "is_llama_config", "unsloth_version", "unsloth_fixed", "transformers.js_config",
 }  # fmt: skip
 
+TYPES: dict[str, type] = {
+    **dict.fromkeys(("tie_word_embeddings", "attention_bias", "mlp_bias", "qkv_bias"), bool),
+    **dict.fromkeys(("use_sliding_window", "norm_topk_prob"), bool),
+    **dict.fromkeys(("rope_scaling", "rope_parameters", "quantization_config"), dict),
+    **dict.fromkeys(("mlp_only_layers", "layer_types"), list),
+}  # fmt: skip
+TYPE_NAMES = {bool: "true or false", dict: "an object", list: "a list"}
+
 
 def read_config(folder: str | Path) -> ModelConfig:
     """The configuration of a model folder.
@@ -98,15 +106,16 @@ def read_config(folder: str | Path) -> ModelConfig:
     path = Path(folder) / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no config.json; expected a model folder in Hugging Face's format")
-    config = config_of(_json(path), str(path))
+    config = config_of(read_object(path), str(path))
     more = Path(folder) / "generation_config.json"
-    return with_end_tokens(config, _json(more)) if more.is_file() else config
+    return with_end_tokens(config, read_object(more)) if more.is_file() else config
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """A file's JSON. Raises ValueError where it is none, or no object."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds {type(found).__name__}; expected an object")
@@ -124,7 +133,7 @@ def with_end_tokens(config: ModelConfig, generation: dict[str, Any]) -> ModelCon
 def config_of(raw: dict[str, Any], where: str = "config.json") -> ModelConfig:
     """As :func:`read_config`, of the file's contents."""
     family = raw.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         named = f"model_type {family!r} (architectures: {raw.get('architectures')})"
         raise ValueError(f"{where}: {named} is not supported; expected one of {', '.join(FAMILIES)}")
     for name, value in raw.items():
@@ -133,14 +142,19 @@ def config_of(raw: dict[str, Any], where: str = "config.json") -> ModelConfig:
                 f"{where}: unknown key {name!r} with value {value!r:.80}; it may change what the model computes. Remove it if "
                 "it does not"
             )
+        if name in TYPES and value is not None and not isinstance(value, TYPES[name]):
+            raise ValueError(f"{where}: {name} is {value!r:.80}; expected {TYPE_NAMES[TYPES[name]]}")
     given = {name: value for name, value in raw.items() if value is not None or name == "sliding_window"}
     values = {**FAMILIES[family], **given}
     for name in SIZES:
         if name not in values:
             raise ValueError(f"{where}: key {name!r} is missing; expected a size")
-    number = {name: _count(values[name], f"{where}: {name}") for name in SIZES}
-    heads, hidden = number["num_attention_heads"], number["hidden_size"]
-    kv_heads = _count(values.get("num_key_value_heads") or heads, f"{where}: num_key_value_heads")
+    size = {name: _count(values[name], f"{where}: {name}") for name in SIZES}
+    heads, hidden = size["num_attention_heads"], size["hidden_size"]
+    kv_heads = _count(
+        heads if values.get("num_key_value_heads") is None else values["num_key_value_heads"],
+        f"{where}: num_key_value_heads",
+    )
     if heads % kv_heads:
         raise ValueError(
             f"{where}: num_key_value_heads is {kv_heads}; expected a divisor of num_attention_heads = {heads}"
@@ -149,17 +163,17 @@ def config_of(raw: dict[str, Any], where: str = "config.json") -> ModelConfig:
         raise ValueError(f"{where}: hidden_size {hidden} over {heads} heads is no integer, and there is no head_dim")
     if values.get("hidden_act", "silu") not in ("silu", "swish"):
         raise ValueError(f"{where}: hidden_act is {values['hidden_act']!r}; expected 'silu'")
-    head_dim = _count(values.get("head_dim") or hidden // heads, f"{where}: head_dim")
+    head_dim = _count(hidden // heads if values.get("head_dim") is None else values["head_dim"], f"{where}: head_dim")
     length = _count(values["max_position_embeddings"], f"{where}: max_position_embeddings")
     rotary = RotaryConfig.read(values, head_dim, length, where)
     qwen2 = family in ("qwen2", "qwen2_moe")
     offsets = family in ("llama", "qwen3", "qwen3_moe") and bool(values.get("attention_bias", False))
-    eps = float(values["rms_norm_eps"])
-    if not 0 <= eps < 1:
+    eps = number(values["rms_norm_eps"], "rms_norm_eps", where) or 0.0
+    if eps >= 1:
         raise ValueError(f"{where}: rms_norm_eps is {eps}; expected a small number")
     return ModelConfig(
-        family=family, vocab_size=number["vocab_size"], hidden_size=hidden, intermediate_size=number["intermediate_size"],
-        layers=number["num_hidden_layers"], heads=heads, kv_heads=kv_heads, head_dim=head_dim, rotary=rotary,
+        family=family, vocab_size=size["vocab_size"], hidden_size=hidden, intermediate_size=size["intermediate_size"],
+        layers=size["num_hidden_layers"], heads=heads, kv_heads=kv_heads, head_dim=head_dim, rotary=rotary,
         norm_eps=eps, max_length=rotary.longest(length),
         qkv_bias=bool(values.get("qkv_bias", True)) if qwen2 else offsets, output_bias=offsets,
         mlp_bias=family == "llama" and bool(values.get("mlp_bias", False)),
@@ -201,12 +215,12 @@ def _windows(values: dict[str, Any], family: str, where: str) -> tuple[int | Non
     types = values.get("layer_types")
     if types is not None:
         known = ("full_attention", "sliding_attention")
-        if not isinstance(types, list) or len(types) != layers or not {*types} <= {*known}:
+        if not isinstance(types, list) or len(types) != layers or any(kind not in known for kind in types):
             raise ValueError(f"{where}: layer_types is {types!r:.80}; expected {layers} of {known}")
         return tuple(window if kind == "sliding_attention" else None for kind in types)
     if family in ("mistral", "qwen3_moe"):
         return (window,) * layers
-    most = values.get("max_window_layers", 28)
+    most = number(values.get("max_window_layers", 28), "max_window_layers", where) or 0
     if family == "qwen2_moe":
         return tuple(window if i % 2 == 0 and i < most else None for i in range(layers))
     return tuple(window if i >= most else None for i in range(layers))
@@ -220,6 +234,7 @@ def _experts(values: dict[str, Any], family: str, where: str) -> Experts | None:
     if each > count:
         raise ValueError(f"{where}: num_experts_per_tok is {each}; expected at most num_experts = {count}")
     dense, step = values.get("mlp_only_layers") or [], values.get("decoder_sparse_step", 1)
+    step = _count(step, f"{where}: decoder_sparse_step")
     layers = tuple(i for i in range(values["num_hidden_layers"]) if i not in dense and (i + 1) % step == 0)
     return Experts(
         count, each, _count(values["moe_intermediate_size"], f"{where}: moe_intermediate_size"),

@@ -251,7 +251,7 @@ class Engine:
         else:
             logits.append(self.runner.mixed(decoding, prompts))
         wanted = decoding + [w for w in prompts if w.sample]
-        sampled = Sampled(torch.empty(0, dtype=torch.int64))
+        sampled = Sampled(torch.empty(0, dtype=torch.int64, device="cpu"))
         if wanted:
             found = logits[0] if len(logits) == 1 else torch.cat(logits)
             if all(w.sequence.plain for w in wanted):
@@ -285,7 +285,9 @@ class Engine:
 
         def to_host(t: Tensor | None) -> Tensor | None:
             return (
-                None if t is None else torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
+                None
+                if t is None
+                else torch.empty(t.shape, dtype=t.dtype, pin_memory=True, device="cpu").copy_(t, non_blocking=True)
             )
 
         tokens = to_host(sampled.tokens)

@@ -189,7 +189,7 @@ class GgufFile(Tensors):
         heads = self.raw["num_attention_heads" if found[1] == "q" else "num_key_value_heads"]
         if rows % (2 * heads):
             raise ValueError(f"{self.where}: tensor {name!r} has {rows} rows; expected a multiple of 2 x {heads} heads")
-        return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()
+        return torch.arange(rows, device="cpu").view(heads, -1, 2).transpose(1, 2).flatten()
 
     def _dequantised(self, name: str) -> Tensor:
         try:

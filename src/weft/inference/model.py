@@ -264,7 +264,7 @@ class Decoder:
         else:
             self.head = load.linear(["lm_head"], [config.vocab_size], config.hidden_size, split=None, head=True)
         source.finish()
-        self.angles: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
+        self.angles: tuple[Tensor, Tensor] = (torch.empty(0, device="cpu"), torch.empty(0, device="cpu"))
 
     def prepare(self, positions: int) -> None:
         """Makes the angles of so many positions."""

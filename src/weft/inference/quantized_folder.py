@@ -40,7 +40,7 @@ class QuantizedFolder(Folder):
     def __init__(self, folder: str | Path, quantization: dict[str, Any]):
         super().__init__(folder)
         self.settings = quantization
-        method = quantization.get("quant_method")
+        method = str(quantization.get("quant_method"))
         checks = {
             "compressed-tensors": self._compressed,
             "awq": self._awq,
@@ -52,7 +52,7 @@ class QuantizedFolder(Folder):
             raise ValueError(
                 f"{folder}: weights are quantised by {method!r}; expected {', '.join(checks)}, or float weights"
             )
-        self.method = str(method)
+        self.method = method
         checks[method]()
 
     # ---- settings ------------------------------------------------------------------------------------------------
@@ -199,7 +199,9 @@ def _nibbles(words: Tensor, order: Sequence[int] = range(8)) -> Tensor:
 
 
 def _in_order(index: Tensor | None, group: int, name: str, where: str) -> None:
-    if index is not None and not torch.equal(index.long().cpu(), torch.arange(len(index)) // max(group, 1)):
+    if index is not None and not torch.equal(
+        index.long().cpu(), torch.arange(len(index), device="cpu") // max(group, 1)
+    ):
         raise ValueError(
             f"{where}: the columns of {name} are reordered (act-order); expected groups of neighbouring columns"
         )
@@ -266,7 +268,7 @@ def packed(codes: Codes, name: str) -> dict[str, Tensor]:
         words = _as_words(codes.codes)  # bytes have the lower column in the lower nibble already
     made = {
         f"{name}.weight_packed": words, f"{name}.weight_scale": scale.contiguous(),
-        f"{name}.weight_shape": torch.tensor([len(words), k], dtype=torch.int64),
+        f"{name}.weight_shape": torch.tensor([len(words), k], dtype=torch.int64, device="cpu"),
     }  # fmt: skip
     if codes.zero is not None:
         along_n = torch.nn.functional.pad(codes.zero.t(), (0, -len(codes.zero) % 8)).contiguous()

@@ -48,16 +48,16 @@ class RotaryConfig:
             )
         kind = scaling.pop("rope_type", None) or scaling.get("type") or "default"
         scaling.pop("type", None)
-        theta = float(scaling.pop("rope_theta", None) or values.get("rope_theta") or 10000.0)
-        part = float(scaling.pop("partial_rotary_factor", None) or values.get("partial_rotary_factor") or 1.0)
-        if kind not in KNOWN:
+        if not isinstance(kind, str) or kind not in KNOWN:
             raise ValueError(f"{where}: rope_type is {kind!r}; expected one of {', '.join(KNOWN)}")
-        original = int(
-            values.get("original_max_position_embeddings")
-            or scaling.pop("original_max_position_embeddings", None)
-            or length
-        )
-        scaling.pop("original_max_position_embeddings", None)
+
+        def given(name: str, other: float) -> float:
+            inner, outer = number(scaling.pop(name, None), name, where), number(values.get(name), name, where)
+            first, second = (outer, inner) if name.startswith("original") else (inner, outer)
+            return first or second or other
+
+        theta, part = given("rope_theta", 10000.0), given("partial_rotary_factor", 1.0)
+        original = int(given("original_max_position_embeddings", length))
         unknown = [
             name for name, value in scaling.items() if name not in {*KNOWN[kind], *OPTIONAL} and value is not None
         ]
@@ -69,10 +69,16 @@ class RotaryConfig:
             value = scaling.get(name)
             if kind == "yarn" and name == "factor" and value is None:
                 value = scaling["factor"] = length / original
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            if not number(value, f"{name} of rotary scaling {kind!r}", where):
                 raise ValueError(f"{where}: {name} of rotary scaling {kind!r} is {value!r}; expected a positive number")
-        if theta <= 0 or part != 1:
-            raise ValueError(f"{where}: rope_theta is {theta}, partial_rotary_factor {part}; expected > 0, and 1")
+        for name in OPTIONAL - {"truncate", "finetuned"}:
+            number(scaling.get(name), name, where)
+        if theta <= 1 or part != 1:
+            raise ValueError(f"{where}: rope_theta is {theta}, partial_rotary_factor {part}; expected > 1, and 1")
+        if kind == "llama3" and scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
+            raise ValueError(
+                f"{where}: low_freq_factor is {scaling['low_freq_factor']}; expected less than high_freq_factor"
+            )
         return cls(
             dim=head_dim, theta=theta, kind=kind, factor=float(scaling.get("factor") or 1.0),
             original=length if kind == "dynamic" else original, low=float(scaling.get("low_freq_factor") or 1.0),
@@ -134,6 +140,13 @@ class RotaryConfig:
         else:
             angle = positions.float()[:, None] * self.frequencies(positions.device)
         return angle.cos() * self.attention_factor, angle.sin() * self.attention_factor
+
+
+def number(value: Any, name: str, where: str) -> float | None:
+    """The value, or None if it is None. Raises ValueError for what is no positive, finite number, or zero."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e300):
+        raise ValueError(f"{where}: {name} is {value!r:.80}; expected a positive number")
+    return None if value is None else float(value)
 
 
 def _attention_factor(scaling: dict[str, Any]) -> float:

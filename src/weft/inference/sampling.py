@@ -72,7 +72,7 @@ def sample(logits: Tensor, rows: list[Row]) -> Sampled:
 
 
 def _tensor(values: Any, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    t = torch.tensor(values, dtype=dtype)
+    t = torch.tensor(values, dtype=dtype, device="cpu")
     return t.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else t
 
 

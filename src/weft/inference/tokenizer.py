@@ -1,12 +1,15 @@
 """Text to tokens and back: ``tokenizer.json`` by the package ``tokenizers``, chat templates in Jinja's immutable sandbox."""
 
+import codecs
 import json
 from collections.abc import Sequence as Items
 from pathlib import Path
 from typing import Any
 
+from weft.inference.config import read_object
+
 INSTALL = "weft's inference needs the packages tokenizers and safetensors: pip install 'weft[gpu,inference]'"
-MOST_TEMPLATE = 1_000_000  # characters of a template, and of what it renders for each message
+MOST_RENDERED = 16_000_000  # characters that a chat template writes
 
 
 def _bytes_of_characters() -> dict[str, int]:
@@ -34,6 +37,7 @@ class Tokenizer:
         self.grammar: Any = None  # as llguidance has it, where a grammar was asked for
         self._byte_level: bool | None = None
         self._added: set[int] = set()
+        self._special: set[int] | None = None
 
     @classmethod
     def read(cls, folder: str | Path) -> "Tokenizer":
@@ -58,7 +62,7 @@ class Tokenizer:
         except Exception as error:  # the package raises nothing narrower
             raise ValueError(f"{path} is no tokenizer: {error}") from None
         more = folder / "tokenizer_config.json"
-        settings = json.loads(more.read_text(encoding="utf-8")) if more.is_file() else {}
+        settings = read_object(more) if more.is_file() else {}
         special = {}
         for name, value in settings.items():
             text = value.get("content") if isinstance(value, dict) else value
@@ -66,10 +70,15 @@ class Tokenizer:
                 special[name] = text
         template = settings.get("chat_template")
         if isinstance(template, list):  # several, by name
-            named = {entry.get("name"): entry.get("template") for entry in template}
+            named = {str(e.get("name")): e.get("template") for e in template if isinstance(e, dict)}
             template = named.get("default") or next(iter(named.values()), None)
         if (own := folder / "chat_template.jinja").is_file():
-            template = own.read_text(encoding="utf-8")
+            try:
+                template = own.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{own} is no text in UTF-8: {error}") from None
+        if template is not None and not isinstance(template, str):
+            raise ValueError(f"{more}: chat_template is {template!r:.80}; expected a text, or a list of them by name")
         return cls(backend, special, template)
 
     @property
@@ -112,6 +121,12 @@ class Tokenizer:
             return bytes([int(piece[3:5], 16)])
         return piece.replace("▁", " ").encode()
 
+    def shown_bytes(self, token: int) -> bytes:
+        """As :meth:`token_bytes`, of a text's token: nothing for a special one."""
+        if self._special is None:
+            self._special = {t for t, added in self.backend.get_added_tokens_decoder().items() if added.special}
+        return b"" if token in self._special else self.token_bytes(token)
+
     def token_text(self, token: int) -> str:
         """The token alone as text; for part of a character ``bytes:\\xe2…``, as the OpenAI API writes it."""
         found = self.token_bytes(token)
@@ -141,7 +156,12 @@ class Tokenizer:
             if self._rendered is None:
                 self._rendered = _environment().from_string(self.template)
             variables = {"add_generation_prompt": True, **self.special, **more}
-            text: str = self._rendered.render(messages=list(messages), **variables)
+            text, size = [], 0
+            for part in self._rendered.generate(messages=list(messages), **variables):
+                text.append(part)
+                size += len(part)
+                if size > MOST_RENDERED:
+                    raise ValueError(f"it writes more than {MOST_RENDERED} characters")
         except (
             TemplateError,
             TypeError,
@@ -152,7 +172,7 @@ class Tokenizer:
             ArithmeticError,
         ) as error:
             raise ValueError(f"the model's chat template refuses these messages: {error}") from None
-        return text
+        return "".join(text)
 
     def stream(self, stop: Items[str] = ()) -> "TextStream":
         return TextStream(self, stop)
@@ -190,25 +210,40 @@ class TextStream:
 
         self.tokenizer, self.stop = tokenizer, tuple(stop)
         self.decoder = DecodeStream(skip_special_tokens=True)
+        self.bytes: Any = None  # instead of ``decoder``, once it has failed
         self.tokens: list[int] = []
+        self.certain = 0  # tokens whose text is in ``made``
         self.made, self.given = "", 0  # text so far, and how much of it was handed out
         self.stopped = False
 
     def add(self, token: int) -> str:
         """The text that is certain now; after a stop text came, ``stopped`` is set and nothing follows."""
         self.tokens.append(token)
-        piece = self.decoder.step(self.tokenizer.backend, token)
-        if piece:
-            self.made += piece
-        return self._ready() if piece else ""
+        try:
+            piece = self._of_bytes() if self.bytes else self.decoder.step(self.tokenizer.backend, token)
+        except (
+            Exception
+        ):  # the package raises nothing narrower: bytes that are no UTF-8 change the text that it gave before
+            piece = self._of_bytes()
+        if not piece:
+            return ""
+        self.certain = len(self.tokens)
+        self.made += piece
+        return self._ready()
+
+    def _of_bytes(self, final: bool = False) -> str:
+        """The text of tokens that are not certain yet by their bytes; U+FFFD for what is no UTF-8."""
+        self.bytes = self.bytes or codecs.getincrementaldecoder("utf-8")("replace")
+        more, self.certain = self.tokens[self.certain :], len(self.tokens)
+        found: str = self.bytes.decode(b"".join(map(self.tokenizer.shown_bytes, more)), final)
+        return found
 
     def finish(self) -> str:
         """What is held back still, with U+FFFD for a character that was not completed."""
         if self.stopped:
             return ""
-        whole = self.tokenizer.decode(self.tokens)
-        if whole.startswith(self.made):
-            self.made = whole
+        whole = "" if self.bytes else self.tokenizer.decode(self.tokens)
+        self.made = whole if whole and whole.startswith(self.made) else self.made + self._of_bytes(final=True)
         held = self.made[self.given :]
         self.given = len(self.made)
         return held
