@@ -164,9 +164,16 @@ def test_prompts_and_arguments(tmp_path):
     assert not llm.engine.busy() or llm.engine.step() is not None
     assert llm.generate([]) == []
     assert llm.generate("still alive", weft.SamplingParameters(max_tokens=2))[0].finish_reason == "length"
-    for argument, value in (("max_length", 999), ("cache_tokens", 5), ("dtype", "int3"), ("draft", tmp_path / "none")):
+    for argument, value in (
+        ("max_length", 999),
+        ("cache_tokens", 5),
+        ("dtype", "int3"),
+        ("device", "tpu"),
+        ("device", "meta"),
+        ("draft", tmp_path / "none"),
+    ):
         with pytest.raises((ValueError, FileNotFoundError), match=argument if argument != "draft" else "none"):
-            weft.LLM(tmp_path, device="cpu", **{argument: value})
+            weft.LLM(tmp_path, **{"device": "cpu", argument: value})
 
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -201,3 +208,14 @@ def test_chat(tmp_path):
     p = weft.SamplingParameters(max_tokens=4, temperature=0)
     assert llm.chat(MESSAGES, p) == llm.generate("<user>hi\n<assistant>", p)[0]
     assert read_config(tmp_path).eos == ()
+
+
+def test_a_schema_file_that_is_no_object(tmp_path):
+    from typer.testing import CliRunner
+
+    from weft.cli import app
+
+    tiny.folder(tmp_path)
+    (tmp_path / "schema.json").write_text("[]")
+    done = CliRunner().invoke(app, ["generate", str(tmp_path), "hi", "--schema", str(tmp_path / "schema.json")])
+    assert "schema.json holds list; expected an object" in str(done.exception)

@@ -1,6 +1,5 @@
 """``weft generate``, ``weft quantize`` and, from their packages, ``weft serve`` and ``weft bench-llm``."""
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -53,6 +52,7 @@ def generate(
     import time
 
     try:
+        from weft.inference.config import read_object
         from weft.inference.llm import LLM
         from weft.inference.parameters import SamplingParameters
     except ModuleNotFoundError as missing:
@@ -63,7 +63,7 @@ def generate(
         ) from missing
     parameters = SamplingParameters(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ()),
-        json_schema=None if schema is None else json.loads(schema.read_text(encoding="utf-8")),
+        json_schema=None if schema is None else read_object(schema),
     )  # fmt: skip
     llm = LLM(folder, device=device, dtype=dtype, quantize=weights, cache_dtype=cache, batch_invariant=batch_invariant,
               draft=draft, tensor_parallel=tensor_parallel, most_sequences=1)  # fmt: skip

@@ -72,7 +72,7 @@ class LLM:
             import tokenizers  # noqa: F401
         except ModuleNotFoundError as missing:
             raise ModuleNotFoundError(INSTALL, name=missing.name) from missing
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = _device(device)
         ranks: Any = None
         share: dict[str, Any] = {}
         if tensor_parallel != 1:
@@ -201,6 +201,17 @@ def _completion(parts: list[Output]) -> Completion:
 
 
 WIDE = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _device(given: str | torch.device | None) -> torch.device:
+    known = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
+    try:
+        device = torch.device(given or known[0])
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in known:
+        raise ValueError(f"argument 'device' is {str(given)!r:.40}; PyTorch has {' and '.join(known)} on this machine")
+    return device
 
 
 def _dtype(argument: str, given: str | torch.dtype | None, known: tuple[torch.dtype, ...]) -> torch.dtype | None:
