@@ -255,6 +255,22 @@ def test_overload_is_said(model):
     assert later.status_code == 200
 
 
+def test_a_body_that_does_not_come_is_given_up():
+    from weft.inference.server.limits import Guard
+
+    sent = []
+
+    async def never():
+        await asyncio.sleep(60)
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    asyncio.run(Guard(None, seconds=0.05)(scope, never, send))
+    assert sent[0]["status"] == 408 and b"0.05 s" in sent[1]["body"]
+
+
 def test_a_step_that_raises_ends_its_requests_and_not_the_server(model, monkeypatch):
     from weft import LLM
     from weft.inference.parameters import SamplingParameters

@@ -1,7 +1,9 @@
 """Before the application: the API key and the size of bodies. Plain ASGI, since a body must be counted as it comes."""
 
+import asyncio
 import hmac
 import json
+import time
 from typing import Any
 
 
@@ -12,10 +14,11 @@ class Guard:
         app: the ASGI application.
         key: that clients send as ``Authorization: Bearer KEY``; None for no check.
         most_bytes: of a body.
+        seconds: within which a body must have come, so that slow clients hold no connections.
     """
 
-    def __init__(self, app: Any, key: str | None = None, most_bytes: int = 4 << 20):
-        self.app, self.most_bytes = app, most_bytes
+    def __init__(self, app: Any, key: str | None = None, most_bytes: int = 4 << 20, seconds: float = 60):
+        self.app, self.most_bytes, self.seconds = app, most_bytes, seconds
         self.key = None if key is None else key.encode()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -37,9 +40,14 @@ class Guard:
             await self.app(scope, receive, send)
             return
         # The body is read here whole, since it is small, so that an application never sees part of one.
-        parts, size = [], 0
+        parts, size, end = [], 0, time.monotonic() + self.seconds
         while True:
-            message = await receive()
+            try:
+                message = await asyncio.wait_for(receive(), end - time.monotonic())
+            except asyncio.TimeoutError:
+                why = f"The request's body did not come within {self.seconds:g} s"
+                await refuse(send, 408, why, "invalid_request_error", "request_timeout")
+                return
             if message["type"] == "http.disconnect":
                 return
             parts.append(message.get("body", b""))
