@@ -43,19 +43,19 @@ class Guard:
         parts, size, end = [], 0, time.monotonic() + self.seconds
         while True:
             try:
-                message = await asyncio.wait_for(receive(), end - time.monotonic())
+                part: Any = await asyncio.wait_for(receive(), end - time.monotonic())
             except asyncio.TimeoutError:
                 why = f"The request's body did not come within {self.seconds:g} s"
                 await refuse(send, 408, why, "invalid_request_error", "request_timeout")
                 return
-            if message["type"] == "http.disconnect":
+            if part["type"] == "http.disconnect":
                 return
-            parts.append(message.get("body", b""))
+            parts.append(part.get("body", b""))
             size += len(parts[-1])
             if size > self.most_bytes:
                 await self._too_large(send)
                 return
-            if not message.get("more_body"):
+            if not part.get("more_body"):
                 break
         body: Any = {"type": "http.request", "body": b"".join(parts), "more_body": False}
 
