@@ -40,6 +40,8 @@ def perplexity(
     Raises:
         ValueError: fewer than two tokens, a window out of range.
     """
+    if len(tokens) < 2:
+        raise ValueError(f"the text has {len(tokens)} tokens; expected at least 2")
     window = min(window, len(tokens))
     if not 2 <= window <= model.config.max_length:
         raise ValueError(f"a window of {window} tokens; expected 2 … {model.config.max_length}, the model's length")

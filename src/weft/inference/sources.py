@@ -17,6 +17,8 @@ def open_model(model: str | Path) -> tuple[ModelConfig, Source, Tokenizer]:
     if (file := find(model)) is not None:
         gguf = GgufFile(file)
         return gguf.config(), gguf, gguf.tokenizer()
+    if not Path(model).exists():
+        raise FileNotFoundError(f"no model at {model}; expected a folder, a .gguf file, or smollm2")
     config = read_config(model)
     if config.quantization:
         from weft.inference.quantized_folder import QuantizedFolder

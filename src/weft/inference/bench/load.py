@@ -173,7 +173,8 @@ class Http:
         async with self.http.stream("POST", "completions", json=body) as answer:
             if answer.status_code != 200:
                 text = (await answer.aread()).decode("utf-8", "replace")
-                raise ConnectionError(f"status {answer.status_code}: {text:.300}")
+                key = " (--api-key, or WEFT_API_KEY)" if answer.status_code == 401 else ""
+                raise ConnectionError(f"status {answer.status_code}{key}: {text:.300}")
             async for line in answer.aiter_lines():
                 if not line.startswith("data: ") or line == "data: [DONE]":
                     continue

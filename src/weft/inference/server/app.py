@@ -72,6 +72,9 @@ def make_app(
     @app.exception_handler(RequestValidationError)
     async def unreadable(_: Request, error: RequestValidationError) -> Json:
         first = error.errors()[0]
+        if first["type"] == "json_invalid" or first["loc"] == ("body",):
+            why = first.get("ctx", {}).get("error", first["msg"])
+            return Json(problem(f"the body is no JSON object: {why}"[:500], "invalid_request_error"), 400)
         where = ".".join(str(p) for p in first["loc"] if p != "body")
         return Json(
             problem(f"argument '{where}': {first['msg']}"[:500], "invalid_request_error", None, where or None), 400
