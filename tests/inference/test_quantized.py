@@ -228,7 +228,7 @@ def test_perplexity_is_that_of_transformers(tmp_path):
     assert found.nats == pytest.approx(float(wanted), rel=1e-5)
     rough = perplexity(loaded(tmp_path), text.tolist(), window=100, cache_dtype=torch.float8_e4m3fn)
     assert found.nats != rough.nats == pytest.approx(found.nats, rel=0.05)
-    with pytest.raises(ValueError, match="a window of 1 tokens"):
+    with pytest.raises(ValueError, match="the text has 1 tokens"):
         perplexity(loaded(tmp_path), [5])
 
 

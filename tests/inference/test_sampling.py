@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from test_engine import alone, engine_of, prompts_of, run
+from test_llm_engine import alone, engine_of, prompts_of, run
 
 import weft
 from weft.inference.checkpoint import Folder
