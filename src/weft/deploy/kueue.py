@@ -73,7 +73,7 @@ def cluster_queues(made: Specification) -> list[Manifest]:
 
 def resource_groups(made: Specification, quotas: tuple[PoolQuota, ...], lends: bool) -> list[dict[str, Any]]:
     """One group: a flavor is in one group only, and cores and memory belong to the flavor of the GPUs. Of cores and memory
-    a team has what goes with its GPUs, where every pool states them; otherwise Kueue is told to leave them out."""
+    a team has what goes with its GPUs, where every pool states them; otherwise Kueue leaves them out."""
     pools = [made.pool(quota.pool) for quota in quotas]
     covered = list(dict.fromkeys(pool.resource for pool in pools))
     hosts = ["cpu", "memory"] if counts_hosts(made) else []

@@ -1,5 +1,7 @@
 """``weft generate``, ``weft quantize`` and, from their packages, ``weft serve`` and ``weft bench-llm``."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -51,16 +53,10 @@ def generate(
     """Generate text with a model on this machine."""
     import time
 
-    try:
+    with _importing("generate"):
         from weft.inference.config import read_object
         from weft.inference.llm import LLM
         from weft.inference.parameters import SamplingParameters
-    except ModuleNotFoundError as missing:
-        if missing.name != "torch":
-            raise
-        raise ModuleNotFoundError(
-            "weft generate needs PyTorch: pip install 'weft[gpu,inference]'", name="torch"
-        ) from missing
     parameters = SamplingParameters(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ()),
         json_schema=None if schema is None else read_object(schema),
@@ -110,17 +106,11 @@ def quantize(
     as_json: Json = False,
 ) -> None:
     """Round a model's linear layers to 8 or 4 bits, with perplexity before and after."""
-    try:
+    with _importing("quantize"):
         import torch
 
         from weft.inference import quantize_model
         from weft.inference.quantized import Scheme
-    except ModuleNotFoundError as missing:
-        if missing.name != "torch":
-            raise
-        raise ModuleNotFoundError(
-            "weft quantize needs PyTorch: pip install 'weft[gpu,inference]'", name="torch"
-        ) from missing
     schemes = [Scheme.of(name) for name in weights or ["int4"]]
     if folder is not None and len(schemes) != 1:
         raise ValueError(
@@ -164,3 +154,15 @@ def _table(found: Any) -> Any:
         table.add_row(q.weights, cache, f"{q.bits:.2f}", f"{q.bytes / 1e6:.1f}", f"{q.perplexity:.3f}",
                       f"{q.perplexity / found[0].perplexity:.4f}")  # fmt: skip
     return table
+
+
+@contextlib.contextmanager
+def _importing(verb: str) -> Iterator[None]:
+    """Of what needs PyTorch; without it the error says how to install it."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        if missing.name != "torch":
+            raise
+        message = f"weft {verb} needs PyTorch: pip install 'weft[gpu,inference]'"
+        raise ModuleNotFoundError(message, name="torch") from missing

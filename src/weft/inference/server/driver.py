@@ -122,7 +122,7 @@ class Driver:
                     for output in self.engine.step():
                         self._give(output)
                     faults = 0
-            except Exception as error:  # whatever a step raises: those in work are told, and the server goes on
+            except Exception as error:  # whatever a step raises ends those in work, and the server goes on
                 faults += 1
                 self._fail(f"{type(error).__name__}: {error}", for_good=faults >= self.FAULTS)
             self.stats = replace(self.engine.stats)
