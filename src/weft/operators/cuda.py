@@ -163,6 +163,7 @@ class CudaPlan:
     scalars: Sequence[Any] = ()  # ``ctypes`` values, in the order of the kernel's parameters after the pointers
     cluster: int = 1  # blocks (x) that share their shared memory
     shared_bytes: int = 0  # dynamic shared memory
+    early: bool = False  # launched for an early start (launch.py), which the kernel is made for
     _ready: Any = field(default=None, repr=False)
     _of_addresses: dict[Any, "CudaPlan"] = field(default_factory=dict, init=False, repr=False)
 
@@ -204,12 +205,19 @@ class CudaPlan:
         config.gridDimX, config.gridDimY, config.gridDimZ = *self.grid, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = self.block, 1, 1
         config.sharedMemBytes = self.shared_bytes
+        attributes = []
         if self.cluster > 1:
             attribute = cuda.CUlaunchAttribute()
             attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             attribute.value.clusterDim.x = self.cluster
             attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1
-            config.attrs, config.numAttrs = [attribute], 1
+            attributes.append(attribute)
+        if self.early:
+            attribute = cuda.CUlaunchAttribute()
+            attribute.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            attributes.append(attribute)
+        config.attrs, config.numAttrs = attributes, len(attributes)
         return config, kernel
 
 

@@ -9,6 +9,7 @@ import collections
 import contextlib
 import copy
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -16,7 +17,9 @@ from typing import Any, ClassVar
 
 import torch
 import triton
+import triton.language as tl
 from triton import knobs
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 INTERPRETING: bool = knobs.runtime.interpret  # read once: kernels were made for one mode when they were imported
 
@@ -45,6 +48,44 @@ def compiling_for(sm: int, sink: Callable[..., None]) -> Iterator[None]:
 
 def compile_request() -> CompileRequest | None:
     return _compile_only
+
+
+# ---- early start ---------------------------------------------------------------------------------------------------------
+#
+# Programmatic dependent launch: a kernel begins while its predecessor ends, reads what no kernel writes, and waits
+# (``griddepcontrol.wait``) for the predecessor's end before it reads or writes anything else. A kernel that never waits would
+# race with all that came before it, and one that is launched as usual begins when its predecessor has ended.
+
+_of_thread = threading.local()
+
+
+@contextlib.contextmanager
+def early_start() -> Iterator[None]:
+    """Within it, on sm_90 and newer, kernels that are made for it start early, in this thread. The caller answers for weights:
+    no kernel that may still run writes them."""
+    previous, _of_thread.early = early_wanted(), True
+    try:
+        yield
+    finally:
+        _of_thread.early = previous
+
+
+def early_wanted() -> bool:
+    return getattr(_of_thread, "early", False)
+
+
+def starts_early(device: torch.device) -> bool:
+    """Whether a plan that is made now is launched for an early start: its kernel then waits."""
+    return early_wanted() and not INTERPRETING and target_sm(device) >= 90
+
+
+@triton.jit
+def wait_for_predecessor(EARLY: tl.constexpr):
+    """Lets the successor begin, and waits for what came before: a kernel of an early start calls it in every program, before it
+    reads or writes anything but weights."""
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @torch.compiler.assume_constant_result  # a compiler would trace through the cache, and warn
@@ -93,6 +134,7 @@ class Plan:
     constants: dict[str, Any] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3
+    early: bool = False  # launched for an early start, which the kernel is made for
     _launch: Callable[..., None] | None = field(default=None, repr=False)
 
     def __call__(self, *arguments: Any) -> None:
@@ -115,7 +157,8 @@ class Plan:
         elif any(t.__class__ not in PLAIN for t in tensors):
             torch.library.wrap_triton(self.kernel)[self.grid](*arguments, *self.scalars, **options)
         else:
-            compiled = self.kernel[self.grid](*arguments, *self.scalars, **options)
+            early = {"launch_pdl": True} if self.early else {}
+            compiled = self.kernel[self.grid](*arguments, *self.scalars, **options, **early)
             constants = (self.constants[name] for name in self.kernel.arg_names if name in self.constants)
             self._launch = _direct(compiled, self.grid, (*self.scalars, *constants))
 
@@ -250,7 +293,8 @@ def _check_signs(tensors: tuple[torch.Tensor, ...]) -> None:
 
 
 def _key(tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...]) -> tuple[Any, ...]:
-    key: list[Any] = [tensors[0].get_device(), options, *map(type, options)]  # 1, 1.0 and True are equal, but not alike
+    key: list[Any] = [tensors[0].get_device(), early_wanted(), options]
+    key += map(type, options)  # 1, 1.0 and True are equal, but not alike
     for t in tensors:
         key += (t.shape, t.stride(), t.dtype, t.data_ptr() & 15)
     return tuple(key)
