@@ -68,6 +68,8 @@ def generate(
     begin = time.perf_counter()
     first, count, text, reason = 0.0, 0, "", None
     for output in llm.stream(tokens, parameters):
+        if output.error is not None:
+            raise ValueError(output.error)
         first = first or time.perf_counter() - begin
         count += len(output.token_ids)
         text += output.text

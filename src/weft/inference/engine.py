@@ -17,12 +17,16 @@ from weft.inference.model import Decoder, Pages
 from weft.inference.parallel import Ranks
 from weft.inference.parameters import SamplingParameters
 from weft.inference.runner import Runner
-from weft.inference.sampling import Row, Sampled, sample, uniform
+from weft.inference.sampling import Row, Sampled, best, sample, uniform
 from weft.inference.scheduler import Scheduler, Sequence, Work
 from weft.inference.speculation import Speculator
 from weft.inference.tokenizer import Tokenizer
 
 BLOCK = 16  # tokens of a cache block
+NOT_FINITE = (
+    "the model's logits behind {} tokens are not finite numbers, or all 0: weights or activations are too large for {}; "
+    "expected finite logits (a wider dtype may give them)"
+)
 
 
 @dataclass(frozen=True)
@@ -255,7 +259,7 @@ class Engine:
         if wanted:
             found = logits[0] if len(logits) == 1 else torch.cat(logits)
             if all(w.sequence.plain for w in wanted):
-                sampled = Sampled(found.argmax(-1))
+                sampled = Sampled(best(found))
             else:
                 sampled = sample(found, [row for w in wanted for row in self._rows(w, queries if w.decodes else 1)])
             if self.exchange is not None:
@@ -325,11 +329,15 @@ class Engine:
 
     def _output(self, sequence: Sequence, tokens: list[int], sampled: Sampled, row: int) -> Output:
         """Takes new tokens, up to the one that ends the request."""
+        if tokens[0] < 0:
+            return self._failed(sequence)
         if sequence.plain and sequence.text is None and len(tokens) == 1:  # the usual case of large batches
             return self._plain(sequence, tokens[0])
         p, text, taken, logprobs, reason = sequence.parameters, "", [], [], None
         ends = () if p.ignore_eos else self.model.config.eos
         for i, token in enumerate(tokens):
+            if token < 0:  # behind guesses that were right: the next step finds it again
+                break
             sequence.tokens.append(token)
             taken.append(token)
             if sequence.history:
@@ -364,6 +372,11 @@ class Engine:
         if len(known) >= sequence.limit:
             return self._end(sequence, "length", (token,))
         return Output(sequence.id, (token,), prompt_tokens=sequence.prompt)
+
+    def _failed(self, sequence: Sequence) -> Output:
+        """Ends a request whose logits are not finite."""
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return self._end(sequence, "error", error=NOT_FINITE.format(len(sequence.tokens), dtype))
 
     @staticmethod
     def _logprobs(sampled: Sampled, row: int, token: int, count: int) -> TokenLogprobs:

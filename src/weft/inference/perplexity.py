@@ -22,7 +22,7 @@ class Perplexity:
 
     @property
     def value(self) -> float:
-        return math.exp(self.nats)
+        return math.exp(self.nats) if self.nats < 700 else math.inf
 
 
 @torch.inference_mode()
@@ -38,7 +38,7 @@ def perplexity(
         at_once: windows.
 
     Raises:
-        ValueError: fewer than two tokens, a window out of range.
+        ValueError: fewer than two tokens, a window out of range, logits that are not finite.
     """
     if len(tokens) < 2:
         raise ValueError(f"the text has {len(tokens)} tokens; expected at least 2")
@@ -62,7 +62,11 @@ def perplexity(
             logits = logits.view(*part.shape, -1)[:, : wanted.shape[1]].float()
             total += torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum").double()
     count = whole * (window - 1)
-    return Perplexity(count, float(total) / count)
+    if not math.isfinite(nats := float(total) / count):
+        raise ValueError(
+            f"the model's logits are not finite: its weights or activations are too large for {model.dtype}"
+        )
+    return Perplexity(count, nats)
 
 
 def own_text() -> str:

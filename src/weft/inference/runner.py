@@ -104,7 +104,7 @@ class Runner:
     def keep(self, work: list[Work], tokens: Tensor) -> None:
         """Stores the newest token of each sequence where the next step finds it."""
         at = self._send(np.array([w.sequence.slot for w in work], dtype=np.int64))
-        self.last.index_copy_(0, at, tokens)
+        self.last.index_copy_(0, at, tokens.clamp(min=0))  # -1: the request ends, but its next step may be in flight
 
     # ---- tensors -------------------------------------------------------------------------------------------------
 

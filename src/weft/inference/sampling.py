@@ -30,7 +30,8 @@ class Row:
 
 @dataclass
 class Sampled:
-    """tokens int64 [R]; where a row asks for log-probabilities: of the token [R], and the best ones [R, n] and theirs."""
+    """tokens int64 [R], -1 where the logits are not finite; where a row asks for log-probabilities: of the token [R], and the
+    best ones [R, n] and theirs."""
 
     tokens: Tensor
     logprob: Tensor | None = None
@@ -50,25 +51,38 @@ def uniform(seed: int, index: int) -> float:
     return (z >> 11) * 2.0**-53
 
 
+def best(logits: Tensor) -> Tensor:
+    """The token of each row's largest logit, int64 [R]; -1 where that is NaN or infinite, or where all logits are 0, which is
+    what a norm makes of sums that overflow.
+
+    The flag travels with the token, so the device is not asked for it.
+    """
+    tokens = logits.argmax(-1)
+    some = torch.cat((logits.gather(1, tokens[:, None]), logits[:, :1], logits[:, -1:]), 1)
+    size = torch.linalg.vector_norm(some, torch.inf, 1)
+    return torch.where(size / size == 1, tokens, -1)  # neither 0 nor infinite nor NaN
+
+
 @torch.inference_mode()
 def sample(logits: Tensor, rows: list[Row]) -> Sampled:
     """The tokens of logits [R, V]."""
     most = max((row.parameters.logprobs for row in rows if row.parameters.logprobs is not None), default=None)
     if most is None and all(row.parameters.greedy and not row.parameters.needs_history for row in rows):
-        return Sampled(logits.argmax(-1))
-    logits = logits.float()
-    raw = logits
+        return Sampled(best(logits))
+    raw = logits = logits.float()
+    first = best(raw)
     if any(row.parameters.needs_history for row in rows):
         logits = _with_history(logits, rows)
     greedy = [row.parameters.greedy for row in rows]
     tokens: Tensor = logits.argmax(-1) if any(greedy) else _drawn(logits, rows)
     if any(greedy) and not all(greedy):
         tokens = torch.where(_tensor(greedy, logits, torch.bool), tokens, _drawn(logits, rows))
+    tokens = torch.where(first < 0, first, tokens)
     if most is None:
         return Sampled(tokens)
     log = raw.log_softmax(-1)
-    values, best = log.topk(min(max(most, 1), log.shape[1]), -1)
-    return Sampled(tokens, log.gather(1, tokens[:, None])[:, 0], best, values)
+    values, index = log.topk(min(max(most, 1), log.shape[1]), -1)
+    return Sampled(tokens, log.gather(1, tokens.clamp(min=0)[:, None])[:, 0], index, values)
 
 
 def _tensor(values: Any, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -29,6 +29,10 @@ class Json(Response):
         return encoded(content)
 
 
+class Unanswered(Exception):
+    """This request ended with an error; the server answers others."""
+
+
 @dataclass
 class Choice:
     """One generation of a request, as it goes on."""
@@ -86,7 +90,11 @@ def make_app(
 
     @app.exception_handler(Failed)
     async def failed(_: Request, error: Failed) -> Json:
-        return Json(problem(f"the engine failed: {error}", "server_error", "engine_failed"), 503)
+        return Json(unfinished(error), 503)
+
+    @app.exception_handler(Unanswered)
+    async def unanswered(_: Request, error: Unanswered) -> Json:
+        return Json(unfinished(error), 500)
 
     @app.exception_handler(HTTPException)
     async def other(_: Request, error: HTTPException) -> Json:
@@ -186,8 +194,8 @@ def make_app(
                     item = await anext(outputs, None)
                 if body.counts_in_stream:
                     yield _event({**form.head(".chunk"), "choices": [], "usage": usage(choices)})
-            except (Failed, ValueError, RuntimeError) as error:
-                yield _event(problem(str(error), "server_error", "engine_failed"))
+            except (Failed, Unanswered, ValueError, RuntimeError) as error:
+                yield _event(unfinished(error))
             yield b"data: [DONE]\n\n"
 
     async def _merged(choices: list[Choice]) -> AsyncGenerator[tuple[int, Output], None]:
@@ -210,7 +218,7 @@ def make_app(
                         choice.logprobs += output.logprobs
                         choice.reason = output.finish_reason
                         if output.finish_reason == "error":
-                            raise Failed(output.error or "no reason given")
+                            raise Unanswered(output.error or "no reason given")
                         together.put_nowait((index, output))
                 metrics.whole.observe(time.perf_counter() - begin)
                 metrics.prompt.observe(len(choice.prompt))
@@ -255,6 +263,13 @@ async def _unless_gone(work: Any, request: Request) -> Any:
 async def _gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def unfinished(error: Exception) -> dict[str, Any]:
+    """The error of a generation that did not come to its end."""
+    if isinstance(error, Unanswered):
+        return problem(str(error), "server_error", "generation_failed")
+    return problem(f"the engine failed: {error}", "server_error", "engine_failed")
 
 
 def _event(value: dict[str, Any]) -> bytes:
