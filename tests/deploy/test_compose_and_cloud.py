@@ -29,7 +29,7 @@ def tool(name):
 @pytest.mark.parametrize("text", [EXAMPLE, "nodes: [{name: only, count: 1, gpus: 0}]"])
 def test_the_compose_file_is_of_the_specification(tmp_path, text):
     files = rendered(tmp_path, "compose", text)
-    rendering.write(files, tmp_path / "out")
+    rendering.write(files, tmp_path / "out", "compose")
     check = [tool("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", tmp_path / "out/compose.yaml"]
     subprocess.run(check, check=True, capture_output=True)
     found = yaml.safe_load(files["compose.yaml"])["services"]
@@ -47,7 +47,7 @@ def test_the_compose_file_is_of_the_specification(tmp_path, text):
 def test_prometheus_takes_its_configuration(tmp_path):
     if not shutil.which("promtool"):
         pytest.skip("needs promtool: apt-get install prometheus")
-    rendering.write(rendered(tmp_path, "compose"), tmp_path / "out")
+    rendering.write(rendered(tmp_path, "compose"), tmp_path / "out", "compose")
     subprocess.run(
         ["promtool", "check", "config", tmp_path / "out/prometheus/prometheus.yml"], check=True, capture_output=True
     )

@@ -134,7 +134,7 @@ def test_a_team_can_hold_what_it_may_borrow(rendered):
 @pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool: apt-get install prometheus")
 def test_rules_and_their_tests_with_promtool(rendered, tmp_path):
     made, texts = rendered
-    rendering.write({name: text for name, text in texts.items() if "/plain/" in name}, tmp_path)
+    rendering.write({name: text for name, text in texts.items() if "/plain/" in name}, tmp_path, "kubernetes")
     folder = tmp_path / "monitoring/plain"
     run(folder, "promtool", "check", "rules", "rules.yml")
     run(folder, "promtool", "test", "rules", "rules_test.yml")
@@ -195,7 +195,7 @@ def test_scripts_with_shellcheck(rendered, tmp_path):
 
 @pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl")
 def test_kustomize_takes_the_folder(rendered, tmp_path):
-    rendering.write(rendered[1], tmp_path)
+    rendering.write(rendered[1], tmp_path, "kubernetes")
     built = schemas.documents(run(tmp_path, "kubectl", "kustomize", "."))
     assert len(built) == len(
         [found for found in objects(rendered[1]) if found["metadata"].get("namespace") != "gpu-operator"]

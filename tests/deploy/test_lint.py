@@ -95,7 +95,7 @@ def test_what_weft_renders_is_quiet(tmp_path, text):
         (ROOT / "examples/cluster.yaml").read_text() if text == "example" else CLUSTER
     )
     made = rendering.load(tmp_path / "cluster.yaml")
-    rendering.write(rendering.render(made, "kubernetes"), tmp_path / "out")
+    rendering.write(rendering.render(made, "kubernetes"), tmp_path / "out", "kubernetes")
     assert lint.lint(located.read([tmp_path / "out"]), made) == []
 
 
@@ -175,6 +175,13 @@ def test_what_weft_renders_is_quiet(tmp_path, text):
             "flavor-never-fits",
             "the cluster has no such pool (there are: h100, desk)",
         ),
+        ("nominalQuota: 8,", "nominalQuota: lots,", "not-a-quantity", "nominalQuota of nvidia.com/gpu is 'lots'"),
+        ("nominalQuota: 2}", "nominalQuota: [2]}", "not-a-quantity", "nominalQuota of nvidia.com/gpu is a list"),
+        ("borrowingLimit: 4", "borrowingLimit: -4", "not-a-quantity", "borrowingLimit of nvidia.com/gpu is -4"),
+        ("gpu.shared: 1", "gpu.shared: one", "not-a-quantity", "nvidia.com/gpu.shared is 'one'"),
+        ("gpu: 12}", "gpu: 12 GPUs}", "not-a-quantity", "requests.nvidia.com/gpu is '12 GPUs'"),
+        ("replicas: 4}", "replicas: four}", "not-a-quantity", "replicas of nvidia.com/gpu is 'four'"),
+        ("replicas: 4}", "replicas: 1}", "not-a-quantity", "is 1, which the plugin refuses"),
         (
             "apiVersion: kueue.x-k8s.io/v1beta2\nkind: LocalQueue",
             "apiVersion: kueue.x-k8s.io/v1beta1\nkind: LocalQueue",
@@ -200,6 +207,12 @@ def test_each_trap_is_found_with_its_line(tmp_path, old, new, rule, words):
     }
     marked = elsewhere.get(rule)  # what the finding points at, where that is not what was changed
     assert any(each.line in span or (marked and marked in lines[each.line - 1]) for each in found), found
+
+
+def test_what_is_no_quantity_counts_nowhere(tmp_path):
+    """Neither as 0, which could not be borrowed, nor in a sum."""
+    queue = QUEUE.replace("nominalQuota: 8, borrowingLimit: 4", "nominalQuota: lots, borrowingLimit: 0")
+    assert [each.rule for each in findings(tmp_path, [queue, COHORT, FLAVOR, LOCAL, HARD])] == ["not-a-quantity"]
 
 
 @pytest.mark.parametrize(

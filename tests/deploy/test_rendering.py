@@ -19,7 +19,7 @@ def test_a_thousand_nodes_and_200_teams_in_two_seconds_and_the_same_twice(tmp_pa
     for _ in range(2):
         began = time.process_time()
         texts.append(rendering.render(rendering.load(path), target))
-        rendering.write(texts[-1], tmp_path / "out")
+        rendering.write(texts[-1], tmp_path / "out", target)
         took.append(time.process_time() - began)
     assert texts[0] == texts[1] and min(took) < 2.0
     assert all((tmp_path / "out" / name).read_text() == text for name, text in texts[0].items())
@@ -37,35 +37,48 @@ def test_another_python_renders_the_same_bytes(tmp_path):
 
 def test_a_folder_holds_what_was_rendered_last_and_nothing_else_is_touched(tmp_path):
     out = tmp_path / "out"
-    assert rendering.write({"a/b.yaml": "1", "run.sh": "2"}, out) == ["a/b.yaml", "run.sh"]
+    assert rendering.write({"a/b.yaml": "1", "run.sh": "2"}, out, "t") == ["a/b.yaml", "run.sh"]
     assert (out / "run.sh").stat().st_mode & 0o111
     (out / "mine.yaml").write_text("kept")
-    assert rendering.write({"a/b.yaml": "1", "c.yaml": "3"}, out) == ["run.sh", "c.yaml"]
+    assert rendering.write({"a/b.yaml": "1", "c.yaml": "3"}, out, "t") == ["run.sh", "c.yaml"]
     assert not (out / "run.sh").exists() and (out / "mine.yaml").read_text() == "kept"
     with pytest.raises(ValueError, match="was not rendered by weft"):
-        rendering.write({"c.yaml": "4", "mine.yaml": "5"}, out)
+        rendering.write({"c.yaml": "4", "mine.yaml": "5"}, out, "t")
     assert (out / "c.yaml").read_text() == "3"
+
+
+def test_targets_share_a_folder(tmp_path):
+    """Each removes its own files alone, and replaces no other's."""
+    made, out = rendering.load(ROOT / "examples/cluster.yaml"), tmp_path / "out"
+    texts = {target: rendering.render(made, target) for target in TARGETS}
+    for target in [*TARGETS, *TARGETS]:
+        rendering.write(texts[target], out, target)
+    assert all((out / name).read_text() == text for files in texts.values() for name, text in files.items())
+    with pytest.raises(ValueError, match=r"slurm\.conf exists and was not rendered by weft for compose"):
+        rendering.write({"slurm.conf": "mine"}, out, "compose")
+    rendering.write({}, out, "slurm")
+    assert not (out / "slurm.conf").exists() and (out / "kustomization.yaml").exists()
 
 
 def test_a_list_of_files_from_elsewhere_removes_nothing_outside(tmp_path):
     (tmp_path / "precious").write_text("x")
     out = tmp_path / "out"
     out.mkdir()
-    (out / rendering.LIST).write_text(f"../precious\n{tmp_path / 'precious'}\n")
-    rendering.write({"a": "1"}, out)
+    rendering.list_of("t", out).write_text(f"../precious\n{tmp_path / 'precious'}\n")
+    rendering.write({"a": "1"}, out, "t")
     assert (tmp_path / "precious").exists()
 
 
-@pytest.mark.parametrize("name", [rendering.LIST, "a"])
+@pytest.mark.parametrize("name", [".rendered-t", "a"])
 def test_a_link_is_not_followed_out_of_the_folder(tmp_path, name):
     (tmp_path / "precious").write_text("a\n")
     out = tmp_path / "out"
     out.mkdir()
-    (out / rendering.LIST).write_text("a\n")
+    rendering.list_of("t", out).write_text("a\n")
     (out / name).unlink(missing_ok=True)
     (out / name).symlink_to(tmp_path / "precious")
     with pytest.raises(ValueError, match="is a symbolic link"):
-        rendering.write({"a": "1"}, out)
+        rendering.write({"a": "1"}, out, "t")
     assert (tmp_path / "precious").read_text() == "a\n"
 
 

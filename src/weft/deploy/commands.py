@@ -23,13 +23,15 @@ def register(app: typer.Typer) -> None:
 def render(
     cluster: Cluster,
     to: Annotated[str, typer.Option(help="kubernetes, slurm, compose or cloud")],
-    out: Annotated[Path, typer.Option(help="the folder; files there that weft did not write are never replaced")],
+    out: Annotated[
+        Path, typer.Option(help="the folder; files there that weft did not write for this target are never touched")
+    ],
 ) -> None:
     """Write the configuration of a whole cluster from its description: the same text each time, whatever changed by itself."""
     from weft.deploy import rendering
 
     files = rendering.render(rendering.load(cluster), to)
-    changed = rendering.write(files, out)
+    changed = rendering.write(files, out, to)
     told(f"{out}: {len(files)} files, {len(changed)} changed")
 
 
@@ -94,7 +96,7 @@ def diff(
     if folder is not None and not folder.is_dir():
         raise FileNotFoundError(f"--folder {folder}: no such folder; expected one that weft deploy render has written")
     try:
-        text = changes.against_folder(files, folder) if folder else changes.against_cluster(files)
+        text = changes.against_folder(files, folder, to) if folder else changes.against_cluster(files)
     except FileNotFoundError:
         raise
     except OSError as error:  # status 1 says that something differs

@@ -5,15 +5,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from weft.deploy.rendering import LIST
+from weft.deploy.rendering import listed
 
 
-def against_folder(files: dict[str, str], folder: Path) -> str:
-    """A unified diff from the folder's files to the rendered ones; empty where nothing would change."""
-    listed = folder / LIST
-    before = set(listed.read_text(encoding="utf-8").splitlines()) if listed.exists() else set()
+def against_folder(files: dict[str, str], folder: Path, target: str) -> str:
+    """A unified diff from the folder's files of a target to the rendered ones; empty where nothing would change."""
     parts = []
-    for name in sorted(set(files) | before):
+    for name in sorted(set(files) | listed(target, folder)):
         path = folder / name
         old = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
         new = files.get(name, "").splitlines()

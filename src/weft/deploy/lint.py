@@ -3,6 +3,7 @@
 Each rule is a function over documents; most traps come from the issue lists of the device plugin, the GPU Operator and Kueue.
 """
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -73,6 +74,14 @@ def _values(documents: Documents) -> Iterator[Located]:
             and {"devicePlugin", "migManager", "dcgmExporter"} & set(each.value)
         ):
             yield each
+
+
+def _quantity(amount: Located) -> float:
+    """NaN, which no comparison holds for, where it is none: the rule ``not-a-quantity`` reports that."""
+    try:
+        return quantity(amount.value)
+    except ValueError:
+        return math.nan
 
 
 def _plugin_configurations(documents: Documents) -> Iterator[tuple[str, Located]]:
@@ -250,7 +259,7 @@ def _memory(documents: Documents, made: Specification | None) -> Iterator[Findin
             for container in pod.get("containers") or ():
                 limits = container.get("resources", "limits")
                 for name, amount in limits.items() if limits is not None else ():
-                    if name.endswith(".shared") and quantity(amount.value) > 1:
+                    if name.endswith(".shared") and _quantity(amount) > 1:
                         yield _found(
                             amount,
                             "memory-not-limited",
@@ -295,11 +304,8 @@ def _quotas(of: Located) -> Iterator[tuple[str, Located]]:
 
 
 def _nominal(resource: Located) -> float:
-    value = resource.at("nominalQuota")
-    try:
-        return quantity(value) if value is not None else 0.0
-    except ValueError:
-        return 0.0
+    amount = resource.get("nominalQuota")
+    return 0.0 if amount is None else _quantity(amount)
 
 
 @rule("borrowing-without-cohort")
@@ -371,7 +377,7 @@ def _resource_quotas(documents: Documents, queues: Documents) -> Iterator[Findin
         for key, amount in hard.items() if hard is not None else ():
             name = key.removeprefix("requests.")
             admitted = most.get((str(quota.at("metadata", "namespace")), name), 0.0)
-            if "/" in name and quantity(amount.value) < admitted:
+            if "/" in name and _quantity(amount) < admitted:
                 yield _found(
                     amount,
                     "quota-counted-twice",
@@ -448,13 +454,55 @@ def _never_fits(documents: Documents, made: Specification | None) -> Iterator[Fi
             for container in pod.get("containers") or ():
                 limits = container.get("resources", "limits")
                 for name, amount in limits.items() if limits is not None else ():
-                    if name in largest and quantity(amount.value) > largest[name]:
+                    if name in largest and _quantity(amount) > largest[name]:
                         yield _found(
                             amount,
                             "flavor-never-fits",
                             f"a pod asks for {amount.value} {name}, and the largest node has {largest[name]}",
                             "spread the job over nodes",
                         )
+
+
+# ---- quantities ------------------------------------------------------------------------------------------------------
+
+
+def _amounts(documents: Documents) -> Iterator[tuple[str, Located]]:
+    """Every quantity, with the name of what it is of: quotas, the limits of namespaces, what containers ask for."""
+    for of in _of_kind(documents, "ClusterQueue", "Cohort"):
+        for _, resource in _quotas(of):
+            for key in ("nominalQuota", "borrowingLimit", "lendingLimit"):
+                amount = resource.get(key)
+                if amount is not None and (amount.value is not None or key == "nominalQuota"):
+                    yield f"{key} of {resource.at('name')}", amount
+    sections = [each.get("spec", "hard") for each in _of_kind(documents, "ResourceQuota")]
+    for each in documents:
+        for pod in _pods(each):
+            for containers in ("containers", "initContainers"):
+                for container in pod.get(containers) or ():
+                    sections += [container.get("resources", key) for key in ("requests", "limits")]
+    for section in sections:
+        yield from section.items() if section is not None else ()
+
+
+@rule("not-a-quantity")
+def _not_quantities(documents: Documents, made: Specification | None) -> Iterator[Finding]:
+    for name, amount in _amounts(documents):
+        if math.isnan(_quantity(amount)):
+            what = f"{name} is {_shown(amount.value)}, which Kubernetes refuses"
+            yield _found(amount, "not-a-quantity", what, "write a quantity of 0 or more, such as 8, 500m or 64Gi")
+    for name, config in _plugin_configurations(documents):
+        for mode in ("timeSlicing", "mps"):
+            for resource in config.get("sharing", mode, "resources") or ():
+                value = resource.at("replicas")
+                if type(value) is not int or value < 2:
+                    what = f"'{name}': replicas of {resource.at('name')} is {_shown(value)}, which the plugin refuses"
+                    yield _found(resource, "not-a-quantity", what, "write a whole number of 2 or more", "replicas")
+
+
+def _shown(value: object) -> str:
+    return (
+        "missing" if value is None else f"a {type(value).__name__}" if isinstance(value, dict | list) else repr(value)
+    )
 
 
 # ---- versions --------------------------------------------------------------------------------------------------------

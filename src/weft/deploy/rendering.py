@@ -9,7 +9,17 @@ from weft.cluster.specification import NAME, Specification, read
 from weft.definition import UnknownName
 
 RACK = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")  # a label's value
-LIST = ".rendered"  # in the folder: the files that weft wrote, which it may replace and remove
+
+
+def list_of(target: str, folder: Path) -> Path:
+    """Where the folder names the files that weft wrote for a target, which it may replace and remove."""
+    return folder / f".rendered-{target}"
+
+
+def listed(target: str, folder: Path) -> set[str]:
+    """Those files."""
+    path = list_of(target, folder)
+    return set(path.read_text(encoding="utf-8").splitlines()) if path.exists() else set()
 
 
 def targets() -> dict[str, Callable[[Specification], dict[str, str]]]:
@@ -56,22 +66,24 @@ def render(made: Specification, target: str) -> dict[str, str]:
     return dict(sorted(known[target](made).items()))
 
 
-def write(files: dict[str, str], folder: Path) -> list[str]:
-    """Makes the folder hold these files; those of an earlier rendering that are no longer among them are removed. Returns
-    the names of those that changed.
+def write(files: dict[str, str], folder: Path, target: str) -> list[str]:
+    """Makes the folder hold these files; those of an earlier rendering of the same target that are no longer among them are
+    removed. Returns the names of those that changed.
 
     Raises:
-        ValueError: a file is in the way that was not rendered, or a link, which may lead out of the folder; nothing is
-            written then.
+        ValueError: a file is in the way that was not rendered for this target, or a link, which may lead out of the folder;
+            nothing is written then.
     """
-    listed = folder / LIST
-    for name in (LIST, *files):
+    own = list_of(target, folder)
+    for name in (own.name, *files):
         if (folder / name).is_symlink():
             raise ValueError(f"{folder / name} is a symbolic link; name another folder, or remove it")
-    before = set(listed.read_text(encoding="utf-8").splitlines()) if listed.exists() else set()
+    before = listed(target, folder)
     for name in files:
         if name not in before and (folder / name).exists():
-            raise ValueError(f"{folder / name} exists and was not rendered by weft; name another folder, or remove it")
+            raise ValueError(
+                f"{folder / name} exists and was not rendered by weft for {target}; name another folder, or remove it"
+            )
     changed = []
     for name in sorted(before - set(files)):
         if ".." not in Path(name).parts and not Path(name).is_absolute():
@@ -85,5 +97,5 @@ def write(files: dict[str, str], folder: Path) -> list[str]:
             changed.append(name)
         if name.endswith(".sh"):
             path.chmod(0o755)
-    listed.write_text("\n".join(files) + "\n", encoding="utf-8")
+    own.write_text("\n".join(files) + "\n", encoding="utf-8")
     return changed
