@@ -47,7 +47,9 @@ def generate(
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="bits do not depend on the batch")] = False,
     draft: Annotated[str | None, typer.Option(help="ngram, or a small model that guesses tokens; same output")] = None,
     schema: Annotated[Path | None, typer.Option(help="file with a JSON schema that the output is of")] = None,
-    tensor_parallel: Annotated[int, typer.Option(min=1, help="ranks that torchrun started")] = 1,
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, help="GPUs that share the model; their processes are started here, or by torchrun")
+    ] = 1,
     as_json: Json = False,
 ) -> None:
     """Generate text with a model on this machine."""
@@ -61,34 +63,41 @@ def generate(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ()),
         json_schema=None if schema is None else read_object(schema),
     )  # fmt: skip
-    llm = LLM(folder, device=device, dtype=dtype, quantize=weights, cache_dtype=cache, batch_invariant=batch_invariant,
-              draft=draft, tensor_parallel=tensor_parallel, most_sequences=1)  # fmt: skip
-    templated = chat and llm.tokenizer.template is not None
-    tokens = llm.tokenizer.chat([{"role": "user", "content": prompt}]) if templated else llm.tokenizer.encode(prompt)
-    begin = time.perf_counter()
-    first, count, text, reason = 0.0, 0, "", None
-    for output in llm.stream(tokens, parameters):
-        if output.error is not None:
-            raise ValueError(output.error)
-        first = first or time.perf_counter() - begin
-        count += len(output.token_ids)
-        text += output.text
-        reason = output.finish_reason
-        if not as_json and llm.rank == 0:
-            out.out(output.text, end="")
-    seconds = time.perf_counter() - begin
-    rate = (count - 1) / (seconds - first) if count > 1 else 0.0
-    if llm.rank:
-        return
-    if as_json:
-        found: dict[str, Any] = {
-            "text": text, "finish_reason": reason, "prompt_tokens": len(tokens), "generated_tokens": count,
-            "first_token_s": first, "tokens_per_s": rate,
-        }  # fmt: skip
-        print_json(found)
-        return
-    out.out("")
-    told(f"{len(tokens)} + {count} tokens, first after {first:.2f} s, then {rate:.1f} tokens/s ({reason})")
+    with contextlib.ExitStack() as stack:
+        if tensor_parallel > 1:
+            from weft.inference.server.team import team
+
+            stack.enter_context(team(tensor_parallel))
+        llm = LLM(folder, device=device, dtype=dtype, quantize=weights, cache_dtype=cache, batch_invariant=batch_invariant,
+                  draft=draft, tensor_parallel=tensor_parallel, most_sequences=1)  # fmt: skip
+        templated = chat and llm.tokenizer.template is not None
+        tokens = (
+            llm.tokenizer.chat([{"role": "user", "content": prompt}]) if templated else llm.tokenizer.encode(prompt)
+        )
+        begin = time.perf_counter()
+        first, count, text, reason = 0.0, 0, "", None
+        for output in llm.stream(tokens, parameters):
+            if output.error is not None:
+                raise ValueError(output.error)
+            first = first or time.perf_counter() - begin
+            count += len(output.token_ids)
+            text += output.text
+            reason = output.finish_reason
+            if not as_json and llm.rank == 0:
+                out.out(output.text, end="")
+        seconds = time.perf_counter() - begin
+        rate = (count - 1) / (seconds - first) if count > 1 else 0.0
+        if llm.rank:
+            return
+        if as_json:
+            found: dict[str, Any] = {
+                "text": text, "finish_reason": reason, "prompt_tokens": len(tokens), "generated_tokens": count,
+                "first_token_s": first, "tokens_per_s": rate,
+            }  # fmt: skip
+            print_json(found)
+            return
+        out.out("")
+        told(f"{len(tokens)} + {count} tokens, first after {first:.2f} s, then {rate:.1f} tokens/s ({reason})")
 
 
 def quantize(

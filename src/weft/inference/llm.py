@@ -1,7 +1,6 @@
 """``weft.LLM``: a model folder, and text or tokens from it."""
 
 import itertools
-import os
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
@@ -78,11 +77,9 @@ class LLM:
         if tensor_parallel != 1:
             from weft.inference.parallel import Ranks
 
-            if self.device.type == "cuda" and self.device.index is None:
-                self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             ranks = Ranks.join(tensor_parallel, self.device)
-            share = {"rank": ranks.rank, "ranks": ranks.ranks, "reduce": ranks.reduce}
-        self.folder, self.rank = str(folder), share.get("rank", 0)
+            self.device, share = ranks.device, {"exchange": ranks}
+        self.folder, self.rank = str(folder), 0 if ranks is None else ranks.rank
         config, source, self.tokenizer = open_model(folder)
         if quantize is not None and config.quantization:
             raise ValueError(
@@ -104,6 +101,7 @@ class LLM:
             each += Pages.bytes_per_token(small.config, stored)
         left = CPU_TOKENS if cache_tokens or not gpu else _room(config, each, self.device, memory)
         tokens = cache_tokens or min(left, most_sequences * config.max_length)
+        tokens = tokens if ranks is None else ranks.least(tokens)  # all have the same blocks
         sizes = EngineConfig(
             cache_tokens=tokens, most_sequences=most_sequences, most_tokens=8192 if gpu else 512, max_length=config.max_length,
             invariant=batch_invariant, overlap=gpu if overlap is None else overlap, cache_dtype=stored, graphs=graphs,

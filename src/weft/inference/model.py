@@ -1,6 +1,5 @@
 """The decoder of Llama, Mistral, Qwen 2 and Qwen 3 (dense and mixture of experts), over a paged cache."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from weft import ops
 from weft.inference.checkpoint import Source
 from weft.inference.config import ModelConfig
+from weft.inference.parallel import Ranks
 from weft.inference.weights import Linear, Loader, Quantise, gated, in_blocks
 
 # T tokens, H heads of queries, G heads of keys and values, D head dim, B sequences that decode, Q queries of each of these,
@@ -220,7 +220,7 @@ class Decoder:
     Args:
         source: where the tensors come from, named as in Hugging Face's checkpoints.
         quantise: makes a linear layer of a weight; None for the model's dtype.
-        reduce: sums a tensor over the ranks in place.
+        exchange: the ranks that share the model; None for this process alone.
         invariant: a token's bits do not depend on what else is in the batch.
         positions: how many there are angles for: at least the tokens of the longest page table.
 
@@ -231,9 +231,9 @@ class Decoder:
 
     def __init__(
         self, config: ModelConfig, source: Source, device: torch.device, dtype: torch.dtype, *,
-        quantise: Quantise | None = None, rank: int = 0, ranks: int = 1, reduce: Callable[[Tensor], Any] | None = None,
-        invariant: bool = False,
+        quantise: Quantise | None = None, exchange: Ranks | None = None, invariant: bool = False,
     ):  # fmt: skip
+        rank, ranks = (0, 1) if exchange is None else (exchange.rank, exchange.ranks)
         if config.kv_heads % ranks or config.intermediate_size % ranks:
             raise ValueError(
                 f"tensor parallelism of {ranks}: expected a divisor of the model's {config.kv_heads} key/value heads and "
@@ -242,7 +242,7 @@ class Decoder:
         if invariant and config.experts is not None:
             raise ValueError("batch_invariant: a mixture of experts groups tokens by the batch; expected a dense model")
         load = Loader(source, device, dtype, quantise, rank, ranks, INVARIANT_ROWS if invariant else 0)
-        self.config, self.device, self.dtype, self.reduce, self.rows = config, device, dtype, reduce, load.rows
+        self.config, self.device, self.dtype, self.exchange, self.rows = config, device, dtype, exchange, load.rows
         self.embedding = load.tensor("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
         self.layers: list[tuple[Tensor, Attention, Tensor, Any]] = []
         for i in range(config.layers):
@@ -290,23 +290,22 @@ class Decoder:
         residual: Tensor | None = None
         for before, attention, after, feed_forward in self.layers:
             y, residual = self._added(x, residual, before, eps)
-            x = self._summed(attention(y, batch, pages, self.angles))
+            x = attention(y, batch, pages, self.angles)
             y, residual = self._added(x, residual, after, eps)
-            x = self._summed(feed_forward(y))
+            x = feed_forward(y)
         if batch.rows is not None:
             x, residual = x[batch.rows], residual[batch.rows] if residual is not None else None
         y, _ = self._added(x, residual, self.norm, eps)
         return self.head(y)
 
     def _added(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """norm(h) and h = residual + x."""
+        """norm(h) and h = residual + x, where x behind a layer is a rank's part of a sum."""
         if not self.rows:
+            if residual is not None and self.exchange is not None:
+                return self.exchange.add_rms_norm(x, residual, weight, eps)
             y, h = ops.add_rms_norm(x, residual, weight, eps)
             return y, h
+        if residual is not None and self.exchange is not None:
+            self.exchange.reduce(x)
         h = x if residual is None else x + residual
         return in_blocks(lambda t: ops.rms_norm(t, weight, eps), h, self.rows), h
-
-    def _summed(self, x: Tensor) -> Tensor:
-        if self.reduce is not None:
-            self.reduce(x)
-        return x

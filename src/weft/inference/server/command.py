@@ -1,5 +1,7 @@
 """``weft serve``."""
 
+import contextlib
+import os
 import socket
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +30,10 @@ def serve(
     device: Annotated[str | None, typer.Option(help="cuda or cpu")] = None,
     dtype: Annotated[str | None, typer.Option(help="of weights and arithmetic")] = None,
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="bits do not depend on the batch")] = False,
+    memory: Annotated[float, typer.Option(help="share of the GPU's memory for weights, cache and work space")] = 0.9,
+    tensor_parallel: Annotated[
+        int, typer.Option(min=1, help="GPUs that share the model; their processes are started here, or by torchrun")
+    ] = 1,
 ) -> None:
     """Serve a model under OpenAI's HTTP API. SIGTERM and Ctrl-C let running requests end, for at most 30 s."""
     try:
@@ -40,19 +46,34 @@ def serve(
     from weft.inference.llm import LLM
     from weft.inference.server.app import make_app
     from weft.inference.server.driver import Driver
+    from weft.inference.server.team import follow, team
 
-    llm = LLM(
-        folder, device=device, dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, max_length=max_length,
-        cache_tokens=cache_tokens, batch_invariant=batch_invariant,
-    )  # fmt: skip
-    served = name or Path(folder).resolve().name
-    application = make_app(Driver(llm.engine, most_requests), llm.tokenizer, served, key=api_key, most_bytes=most_bytes)
-    with listen(host, port) as socket:
-        bound = socket.getsockname()
-        address = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-        out.print(f"{served} at http://{address}:{bound[1]}/v1", soft_wrap=True)
-        settings = uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=30, lifespan="on")
-        uvicorn.Server(settings).run(sockets=[socket])
+    with contextlib.ExitStack() as stack:
+        others = stack.enter_context(team(tensor_parallel)) if tensor_parallel > 1 else None
+        llm = LLM(
+            folder, device=device, dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, max_length=max_length,
+            cache_tokens=cache_tokens, batch_invariant=batch_invariant, memory=memory, tensor_parallel=tensor_parallel,
+        )  # fmt: skip
+        ranks = llm.engine.exchange
+        if ranks is not None and ranks.rank:
+            follow(llm.engine, ranks)
+            return
+        if others is not None and ranks is not None:
+            others.link(ranks)
+        served = name or Path(folder).resolve().name
+        driver = Driver(llm.engine, most_requests, repeat=None if others is None else others.repeat)
+        application = make_app(driver, llm.tokenizer, served, key=api_key, most_bytes=most_bytes)
+        with listen(host, port) as socket:
+            bound = socket.getsockname()
+            address = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+            out.print(f"{served} at http://{address}:{bound[1]}/v1", soft_wrap=True)
+            settings = uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=30, lifespan="on")
+            server = uvicorn.Server(settings)
+            if others is not None:
+                others.guard(driver, lambda: setattr(server, "should_exit", True))
+            server.run(sockets=[socket])
+    if others is not None and others.lost:
+        os._exit(1)  # a thread may wait for the lost rank for ever
 
 
 def listen(host: str, port: int) -> socket.socket:

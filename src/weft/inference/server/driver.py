@@ -7,6 +7,7 @@ import queue
 import threading
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from weft.inference.engine import Engine, Output, Stats
 from weft.inference.parameters import SamplingParameters
@@ -40,15 +41,22 @@ class Driver:
         engine: driven by this thread alone from now on.
         most_requests: that are in the engine at once, running or waiting; ``Overloaded`` beyond.
         observe: called in the thread with the stats after each step.
+        repeat: called before each step with the calls of the engine since the last one, for ranks that make them too;
+            ``["add", id, prompt, parameters]`` or ``["abort", id]``, and with None at the end. They cannot follow a step that
+            raises: the engine is given up then.
     """
 
     FAULTS = 3  # steps in a row that raise, after which the engine is given up
 
-    def __init__(self, engine: Engine, most_requests: int = 1024, observe: Callable[[Stats], None] | None = None):
-        self.engine, self.most_requests, self.observe = engine, most_requests, observe
+    def __init__(
+        self, engine: Engine, most_requests: int = 1024, observe: Callable[[Stats], None] | None = None,
+        repeat: Callable[[list[list[Any]] | None], None] | None = None,
+    ):  # fmt: skip
+        self.engine, self.most_requests, self.observe, self.repeat = engine, most_requests, observe, repeat
         self.failure: str | None = None
         self.stats: Stats = engine.stats
         self._live: dict[str, Request] = {}  # of the thread
+        self._calls: list[list[Any]] = []  # to be repeated
         self._count = 0  # of the event loop: what was sent and has not ended
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ids = itertools.count()
@@ -91,7 +99,13 @@ class Driver:
     def stop(self) -> None:
         """Ends the thread after its step; requests that are left end with an error."""
         self._commands.put(None)
-        self._thread.join(timeout=30)
+        self._thread.join(timeout=1 if self.failure else 30)
+
+    def lose(self, why: str) -> None:
+        """Gives the engine up from outside of the thread, whose step may never end; requests end with an error."""
+        self.failure = why
+        for request in list(self._live.values()):
+            request.give(Failed(why))
 
     # ---- in the thread -------------------------------------------------------------------------------------------
 
@@ -107,10 +121,14 @@ class Driver:
             request.give(Failed(f"{type(error).__name__}: {error}"))
         else:
             self._live[request.id] = request
+            if self.repeat is not None:
+                self._calls.append(["add", request.id, prompt, vars(parameters)])
 
     def _abort(self, name: str) -> None:
         self._live.pop(name, None)
         self.engine.abort(name)
+        if self.repeat is not None:
+            self._calls.append(["abort", name])
 
     def _run(self) -> None:
         faults = 0
@@ -119,16 +137,22 @@ class Driver:
                 if not self._take():
                     break
                 if self.failure is None and self.engine.busy():
+                    if self.repeat is not None:
+                        calls, self._calls = self._calls, []
+                        self.repeat(calls)
                     for output in self.engine.step():
                         self._give(output)
                     faults = 0
             except Exception as error:  # whatever a step raises ends those in work, and the server goes on
                 faults += 1
-                self._fail(f"{type(error).__name__}: {error}", for_good=faults >= self.FAULTS)
+                for_good = faults >= self.FAULTS or self.repeat is not None
+                self._fail(f"{type(error).__name__}: {error}", for_good)
             self.stats = replace(self.engine.stats)
             if self.observe is not None:
                 self.observe(self.stats)
         self._fail("the server is stopping", for_good=True)
+        if self.repeat is not None:
+            self.repeat(None)
 
     def _take(self) -> bool:
         """Runs what the event loop sent; waits for something where the engine has nothing to do. False at the end."""

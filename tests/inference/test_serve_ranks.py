@@ -1,0 +1,143 @@
+"""``weft serve --tensor-parallel 2``: one server over two processes, and the ``openai`` client."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import openai
+import pytest
+import tiny
+from test_server import KEY, Server
+from where import ROOT, python
+
+import weft
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ranks") / "tiny"
+    tiny.folder(path)
+    return path
+
+
+def others(process):
+    """Process ids of the ranks that a server started."""
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def alive(pid):
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_two_ranks_serve_what_one_generates(model):
+    """Texts, many at once, a client that leaves; then a rank is killed: its requests end with an error, and the server."""
+    llm = weft.LLM(model, device="cpu")
+    asked = {"model": "tiny", "max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    prompts = [f"prompt {i}" for i in range(24)]
+    p = weft.SamplingParameters(max_tokens=12, temperature=0, ignore_eos=True)
+    expected = [c.text for c in llm.generate(prompts, p)]
+    server = Server(model, "--tensor-parallel", "2")
+    try:
+        (rank,) = others(server.process)
+        with ThreadPoolExecutor(24) as pool:
+            found = list(pool.map(lambda text: server.client.completions.create(prompt=text, **asked), prompts))
+        assert [f.choices[0].text for f in found] == expected
+        pieces = server.client.completions.create(prompt=prompts[0], stream=True, **asked)
+        assert "".join(piece.choices[0].text for piece in pieces) == expected[0]
+        drawn = [
+            server.client.completions.create(model="tiny", prompt="x", n=3, seed=5, max_tokens=8) for _ in range(2)
+        ]
+        assert [c.text for c in drawn[0].choices] == [c.text for c in drawn[1].choices]
+        with pytest.raises(openai.BadRequestError, match="at most 255"):
+            server.client.completions.create(model="tiny", prompt=[1] * 300)
+
+        made = server.metric("generation_tokens_total")
+        long = {"model": "tiny", "max_tokens": 200, "extra_body": {"ignore_eos": True}, "stream": True}
+        for _ in range(3):
+            with server.client.completions.create(prompt="leaves", **long) as stream:
+                next(iter(stream))
+        server.idle()
+        assert server.metric("generation_tokens_total") - made < 3 * 200
+        again = server.client.completions.create(prompt=prompts[3], **asked)
+        assert again.choices[0].text == expected[3]  # the ranks still agree
+
+        stream = iter(server.client.completions.create(prompt="is cut", n=8, **long))
+        next(stream)
+        subprocess.run(["kill", "-KILL", str(rank)], check=True)
+        with pytest.raises(openai.APIError):
+            list(stream)
+        _, errors = server.process.communicate(timeout=30)
+        assert server.process.returncode == 1, errors
+        assert "rank 1 ended by signal SIGKILL; the other ranks end too" in errors and "Traceback" not in errors, errors
+    finally:
+        server.process.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.long
+def test_no_rank_is_left(model, how):
+    server = Server(model, "--tensor-parallel", "2")
+    (rank,) = others(server.process)
+    server.process.send_signal(how)
+    _, errors = server.process.communicate(timeout=30)
+    assert errors == ""
+    for _ in range(100):
+        if not alive(rank):
+            return
+        signal.sigtimedwait([], 0.1)
+    raise AssertionError(f"process {rank} goes on")
+
+
+@pytest.mark.long
+def test_torchrun_starts_the_ranks(model, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "weft",
+        "serve",
+    ]
+    options = ["--device", "cpu", "--port", str(port), "--api-key", KEY, "--tensor-parallel", "2"]
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    job = subprocess.Popen(
+        [*command, str(model), *options], env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert " at http://" in job.stdout.readline()
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, timeout=60)
+        found = client.completions.create(model="tiny", prompt="x", max_tokens=5, temperature=0)
+        assert found.usage.completion_tokens == 5
+    finally:
+        job.send_signal(signal.SIGTERM)
+        job.communicate(timeout=60)
+
+
+@pytest.mark.long
+def test_generate_starts_its_ranks(model):
+    asked = ["generate", str(model), "abc", "--plain", "--device", "cpu", "--max-tokens", "9", "--json"]
+    one, two = (json.loads(python("-m", "weft", *asked, *more).stdout) for more in ([], ["--tensor-parallel", "2"]))
+    assert one["text"] == two["text"] and one["generated_tokens"] == two["generated_tokens"]
+
+
+@pytest.mark.long
+def test_a_rank_that_cannot_start_is_said(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "serve", str(tmp_path / "none"), "--device", "cpu", "--tensor-parallel", "2"],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=90,
+    )  # fmt: skip
+    assert done.returncode == 2 and "no model at" in done.stderr and "Traceback" not in done.stderr, done.stderr
