@@ -5,8 +5,8 @@ import sys
 
 import weft
 
-folder, ranks = sys.argv[1], int(sys.argv[2])
-llm = weft.LLM(folder, device="cpu", tensor_parallel=ranks, cache_tokens=512)
+folder, ranks, device = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+llm = weft.LLM(folder, device=device, dtype="fp32", tensor_parallel=ranks, cache_tokens=512, most_sequences=8)
 prompts = [list(range(40)), [7, 8, 9], list(range(100, 117))]
 p = weft.SamplingParameters
 each = [p(max_tokens=12, temperature=0), p(max_tokens=12, temperature=1.0), p(max_tokens=12, seed=3)]

@@ -1,35 +1,39 @@
-"""Tensor parallelism: two ranks over Gloo generate what one does."""
+"""Tensor parallelism: two ranks over Gloo, or of two GPUs, generate what one does."""
 
 import json
 
 import pytest
 import tiny
+import torch
 from where import ROOT, python
 
 import weft
 
 
-def ranks(folder, count):
+def ranks(folder, count, device):
     done = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count), "--redirects", "1",
-                  "--log-dir", str(folder / "logs"), str(ROOT / "tests/inference/ranks.py"), str(folder), str(count),
-                  OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")  # fmt: skip
+                  "--log-dir", str(folder / "logs"), str(ROOT / "tests/inference/ranks.py"), str(folder), str(count), device,
+                  OMP_NUM_THREADS="1")  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     logs = sorted((folder / "logs").rglob("stdout.log"))
     return [json.loads(log.read_text()) for log in logs]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("family, changes", [
     ("qwen2", {}),  # biases of q, k and v, a head of its own
     pytest.param("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}, marks=pytest.mark.long),
     pytest.param("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 16},
                  marks=pytest.mark.long),
 ])  # fmt: skip
-def test_two_ranks_generate_what_one_does(tmp_path, family, changes):
+def test_two_ranks_generate_what_one_does(tmp_path, family, changes, device):
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
     tiny.folder(tmp_path, family, **changes)
-    found = ranks(tmp_path, 2)
+    found = ranks(tmp_path, 2, device)
     assert len(found) == 2 and found[0] == found[1]  # also what is drawn without a seed
     p = weft.SamplingParameters
-    llm = weft.LLM(tmp_path, device="cpu")
+    llm = weft.LLM(tmp_path, device=device, dtype="fp32", cache_tokens=512, most_sequences=8)
     alone = llm.generate(
         [list(range(40)), list(range(100, 117))], [p(max_tokens=12, temperature=0), p(max_tokens=12, seed=3)]
     )

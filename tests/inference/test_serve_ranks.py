@@ -12,6 +12,7 @@ from pathlib import Path
 import openai
 import pytest
 import tiny
+import torch
 from test_server import KEY, Server
 from where import ROOT, python
 
@@ -36,14 +37,17 @@ def alive(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_two_ranks_serve_what_one_generates(model):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_two_ranks_serve_what_one_generates(model, device):
     """Texts, many at once, a client that leaves; then a rank is killed: its requests end with an error, and the server."""
-    llm = weft.LLM(model, device="cpu")
+    if device == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    llm = weft.LLM(model, device=device, dtype="fp32", cache_tokens=4096)
     asked = {"model": "tiny", "max_tokens": 12, "temperature": 0, "extra_body": {"ignore_eos": True}}
     prompts = [f"prompt {i}" for i in range(24)]
     p = weft.SamplingParameters(max_tokens=12, temperature=0, ignore_eos=True)
     expected = [c.text for c in llm.generate(prompts, p)]
-    server = Server(model, "--tensor-parallel", "2")
+    server = Server(model, "--device", device, "--dtype", "fp32", "--cache-tokens", "4096", "--tensor-parallel", "2")
     try:
         (rank,) = others(server.process)
         with ThreadPoolExecutor(24) as pool:

@@ -307,3 +307,25 @@ def test_json_of_a_schema(server):
         response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
     )  # fmt: skip
     assert json.loads(found.choices[0].message.content)["a"] in (1, 2)
+
+
+def test_outputs_that_wait_come_together():
+    from weft.inference.engine import Output
+    from weft.inference.server.driver import Failed, Request
+
+    async def run(came):
+        request = Request("a", asyncio.get_running_loop())
+        waiting = asyncio.create_task(request.get())
+        await asyncio.sleep(0)
+        for each in came:
+            request.put(each)
+        found = [await waiting]
+        while request._came:
+            found.append(await request.get())
+        return found
+
+    one, two = Output("a", (1,), "x"), Output("a", (2, 3), "yz", finish_reason="stop", prompt_tokens=4)
+    wrong, failed = Output("a", (), "", finish_reason="error", error="why"), Failed("gone")
+    assert asyncio.run(run([one, two])) == [Output("a", (1, 2, 3), "xyz", finish_reason="stop", prompt_tokens=4)]
+    assert asyncio.run(run([one, one, wrong])) == [Output("a", (1, 1), "xx"), wrong]
+    assert asyncio.run(run([one, failed])) == [one, failed]

@@ -198,11 +198,13 @@ async def run(client: Client, load: Load) -> list[Timeline]:
         await asyncio.sleep(max(0.0, arrival - (time.perf_counter() - begin)))
         line.sent = time.perf_counter() - begin
         try:
+            known = 0
             async for total in client.tokens(prompt, count):
-                if (new := total - line.tokens) > 0:
-                    line.came.append((time.perf_counter() - begin, new))
-            if line.tokens != count:
-                line.error = f"{line.tokens} of {count} tokens came"
+                if total > known:
+                    line.came.append((time.perf_counter() - begin, total - known))
+                    known = total
+            if known != count:
+                line.error = f"{known} of {count} tokens came"
         except Exception as error:
             line.error = f"{type(error).__name__}: {error}"
         return line

@@ -5,8 +5,9 @@ import contextlib
 import itertools
 import queue
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from weft.inference.engine import Engine, Output, Stats
@@ -21,17 +22,36 @@ class Failed(Exception):
     """The engine can run nothing any more, after a fault of the device say."""
 
 
-@dataclass
 class Request:
-    """A request as the event loop sees it. ``outputs`` gets its outputs, or the exception that refused it."""
+    """A request as the event loop sees it: its outputs, or the exception that ended it, in the order in which they came."""
 
-    id: str
-    loop: asyncio.AbstractEventLoop
-    outputs: "asyncio.Queue[Output | Exception]" = field(default_factory=asyncio.Queue)
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop):
+        self.id, self.loop = name, loop
+        self._came: deque[Output | Exception] = deque()
+        self._waiter: asyncio.Future[None] | None = None
 
-    def give(self, what: Output | Exception) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and who waited with it
-            self.loop.call_soon_threadsafe(self.outputs.put_nowait, what)
+    def put(self, what: Output | Exception) -> None:
+        """In the event loop."""
+        self._came.append(what)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> Output | Exception:
+        """The next output; those that came meanwhile are joined to it, so that a busy loop has fewer of them to send."""
+        while not self._came:
+            self._waiter = self.loop.create_future()
+            await self._waiter
+        found = self._came.popleft()
+        while isinstance(found, Output) and self._came:
+            after = self._came[0]
+            if not isinstance(after, Output) or after.error is not None:
+                break
+            found = Output(
+                found.request_id, found.token_ids + after.token_ids, found.text + after.text, found.logprobs + after.logprobs,
+                after.finish_reason, None, after.prompt_tokens, after.cached_tokens,
+            )  # fmt: skip
+            self._came.popleft()
+        return found
 
 
 class Driver:
@@ -85,7 +105,7 @@ class Driver:
         self._commands.put(lambda: self._add(request, prompt, parameters))
         try:
             while not ended:
-                output = await request.outputs.get()
+                output = await request.get()
                 if isinstance(output, Exception):
                     ended = True
                     raise output
@@ -104,21 +124,20 @@ class Driver:
     def lose(self, why: str) -> None:
         """Gives the engine up from outside of the thread, whose step may never end; requests end with an error."""
         self.failure = why
-        for request in list(self._live.values()):
-            request.give(Failed(why))
+        self._give([(request, Failed(why)) for request in list(self._live.values())])
 
     # ---- in the thread -------------------------------------------------------------------------------------------
 
     def _add(self, request: Request, prompt: list[int], parameters: SamplingParameters) -> None:
         if self.failure:
-            request.give(Failed(self.failure))
+            self._give([(request, Failed(self.failure))])
             return
         try:
             self.engine.add(request.id, prompt, parameters)
         except ValueError as error:
-            request.give(error)
+            self._give([(request, error)])
         except Exception as error:  # whatever it is, it belongs to this request alone
-            request.give(Failed(f"{type(error).__name__}: {error}"))
+            self._give([(request, Failed(f"{type(error).__name__}: {error}"))])
         else:
             self._live[request.id] = request
             if self.repeat is not None:
@@ -140,8 +159,7 @@ class Driver:
                     if self.repeat is not None:
                         calls, self._calls = self._calls, []
                         self.repeat(calls)
-                    for output in self.engine.step():
-                        self._give(output)
+                    self._give([found for output in self.engine.step() if (found := self._addressed(output))])
                     faults = 0
             except Exception as error:  # whatever a step raises ends those in work, and the server goes on
                 faults += 1
@@ -167,21 +185,36 @@ class Driver:
             waits = False
             command()
 
-    def _give(self, output: Output) -> None:
+    def _addressed(self, output: Output) -> tuple[Request, Output | Exception] | None:
+        """An output with its request; None for one that has gone."""
         request = self._live.get(output.request_id)
         if request is None:
-            return
+            return None
         if output.finish_reason is not None:
             del self._live[output.request_id]
-        request.give(output)
+        return request, output
+
+    @staticmethod
+    def _give(found: list[tuple[Request, Output | Exception]]) -> None:
+        """Sends outputs to their event loops: one call of each loop, since a call wakes it."""
+        loops = {request.loop for request, _ in found}
+        for loop in loops:
+            mine = found if len(loops) == 1 else [each for each in found if each[0].loop is loop]
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and who waited with it
+                loop.call_soon_threadsafe(_put, mine)
 
     def _fail(self, why: str, for_good: bool) -> None:
         live, self._live = self._live, {}
         if for_good:
             self.failure = why
-        for name, request in live.items():
-            request.give(Failed(why))
+        self._give([(request, Failed(why)) for request in live.values()])
+        for name in live:
             try:
                 self.engine.abort(name)
             except Exception as error:
                 self.failure = f"{type(error).__name__}: {error}"
+
+
+def _put(found: list[tuple[Request, Output | Exception]]) -> None:
+    for request, what in found:
+        request.put(what)
