@@ -1,7 +1,6 @@
 """``weft serve --tensor-parallel 2``: one server over two processes, and the ``openai`` client."""
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 import tiny
 import torch
 from test_server import KEY, Server
-from where import ROOT, python
+from where import plain_environment, python
 
 import weft
 
@@ -117,7 +116,7 @@ def test_torchrun_starts_the_ranks(model, tmp_path):
         "serve",
     ]
     options = ["--device", "cpu", "--port", str(port), "--api-key", KEY, "--tensor-parallel", "2"]
-    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    settings = plain_environment(OMP_NUM_THREADS="1")
     job = subprocess.Popen(
         [*command, str(model), *options], env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -142,6 +141,6 @@ def test_generate_starts_its_ranks(model):
 def test_a_rank_that_cannot_start_is_said(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "weft", "serve", str(tmp_path / "none"), "--device", "cpu", "--tensor-parallel", "2"],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=90,
+        capture_output=True, text=True, env=plain_environment(), timeout=90,
     )  # fmt: skip
     assert done.returncode == 2 and "no model at" in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -14,6 +13,7 @@ import httpx
 import openai
 import pytest
 from tiny import folder
+from where import plain_environment
 
 KEY = "key-of-a-test"
 
@@ -28,8 +28,7 @@ def model(tmp_path_factory):
 class Server:
     def __init__(self, path, *options):
         command = [sys.executable, "-m", "weft", "serve", str(path), "--port", "0", "--device", "cpu", *options]
-        settings = {**os.environ, "WEFT_API_KEY": KEY, "OMP_NUM_THREADS": "1", "PYTHONPATH": "src"}
-        settings.pop("TRITON_INTERPRET", None)
+        settings = plain_environment(WEFT_API_KEY=KEY, OMP_NUM_THREADS="1")
         self.process = subprocess.Popen(
             command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
