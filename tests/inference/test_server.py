@@ -149,7 +149,7 @@ USER = [{"role": "user", "content": "x"}]
     (TEXT, {"prompt": "x", "logprobs": 21}, 400),
     (TEXT, {"prompt": "x", "seed": 2**70}, 400),
     (TEXT, {"prompt": "x", "echo": True}, 400),
-    (TEXT, {"prompt": "x", "logit_bias": {"3": 4}}, 400),
+    (TEXT, {"prompt": "x", "logit_bias": {"3": 400}}, 400),
     (TEXT, {"prompt": "x", "model": "other"}, 404),
     (TEXT, {"prompt": "x" * 300_000}, 413),
     (CHAT, {"messages": []}, 400),

@@ -8,7 +8,10 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from tiny import folder
 
-PATHS = {"/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{name}", "/health", "/metrics"}
+PATHS = {
+    "/v1/completions", "/v1/chat/completions", "/v1/models", "/v1/models/{name}",
+    "/tokenize", "/detokenize", "/health", "/metrics",
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -158,8 +158,8 @@ class Engine:
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
-    def add(self, request_id: str, prompt: list[int], parameters: SamplingParameters) -> None:
-        """Queues a request.
+    def add(self, request_id: str, prompt: list[int], parameters: SamplingParameters, grammar: Any = None) -> None:
+        """Queues a request. ``grammar``: of its JSON schema, where the caller has made it already.
 
         Raises:
             ValueError: an id that is in use, no prompt, tokens out of range, a prompt that the model or the cache has no room
@@ -191,7 +191,11 @@ class Engine:
         if parameters.json_schema is not None:
             from weft.inference.grammar import Grammar
 
-            sequence.grammar = Grammar.of(self.tokenizer, self.model.config, parameters.json_schema)
+            sequence.grammar = grammar or Grammar.of(self.tokenizer, self.model.config, parameters.json_schema)
+        if parameters.min_tokens:
+            sequence.ends = {*self.model.config.eos, *parameters.stop_token_ids}
+        if out := [t for t in (*(parameters.logit_bias or ()), *sequence.ends) if not 0 <= t < vocabulary]:
+            raise ValueError(f"the token {out[0]} of logit_bias or stop_token_ids; expected ids 0 … {vocabulary - 1}")
         self.requests[request_id] = sequence
         self.scheduler.add(sequence)
         self.counted.prompt_tokens += len(prompt)
@@ -276,6 +280,8 @@ class Engine:
         rows, s, p, made = [], w.sequence, w.sequence.parameters, w.end - w.sequence.prompt
         for i in range(count):
             row = Row(p, 0.0 if p.greedy else uniform(s.seed, made + i))
+            if made + i < p.min_tokens:
+                row.banned = s.ends
             if s.history:
                 row.counts = s.counts + Counter(w.draft[:i]) if i else s.counts
                 row.prompt = s.distinct if p.repetition_penalty != 1 else ()
@@ -333,7 +339,7 @@ class Engine:
             return self._failed(sequence)
         if sequence.plain and sequence.text is None and len(tokens) == 1:  # the usual case of large batches
             return self._plain(sequence, tokens[0])
-        p, text, taken, logprobs, reason = sequence.parameters, "", [], [], None
+        p, text, taken, logprobs, reason, error = sequence.parameters, "", [], [], None, None
         ends = () if p.ignore_eos else self.model.config.eos
         for i, token in enumerate(tokens):
             if token < 0:  # behind guesses that were right: the next step finds it again
@@ -347,10 +353,13 @@ class Engine:
             ended = token in ends or token in p.stop_token_ids
             if sequence.grammar is not None and not ended:
                 ended = sequence.grammar.take(token)
+                error = sequence.grammar.failure
             if sequence.text is not None and not (token in ends or token in p.stop_token_ids):
                 text += sequence.text.add(token)
                 ended = ended or sequence.text.stopped
-            if ended:
+            if error is not None:
+                reason = "error"
+            elif ended:
                 reason = "stop"
             elif len(sequence.tokens) >= sequence.limit:
                 reason = "length"
@@ -360,7 +369,7 @@ class Engine:
         sequence.computed += len(taken) - 1  # of guesses that were right
         if reason is None:
             return Output(sequence.id, tuple(taken), text, tuple(logprobs), prompt_tokens=sequence.prompt)
-        return self._end(sequence, reason, tuple(taken), text, tuple(logprobs))
+        return self._end(sequence, reason, tuple(taken), text, tuple(logprobs), error)
 
     def _plain(self, sequence: Sequence, token: int) -> Output:
         """As :meth:`_output`, of one token without text."""

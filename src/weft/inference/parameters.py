@@ -6,6 +6,7 @@ from typing import Any
 
 MOST_LOGPROBS = 20
 MOST_STOPS = 32
+MOST_BIASES = 1024
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class SamplingParameters:
         stop: texts that end the generation and are not in the result.
         stop_token_ids: tokens that end it, beside the model's own.
         ignore_eos: go on behind the model's end tokens.
+        min_tokens: before so many are generated, neither the model's end tokens nor ``stop_token_ids`` come.
+        logit_bias: added to the logits of tokens, -100 … 100 by token id; at most 1024.
         logprobs: how many of the best tokens' log-probabilities to give with each token, 0 … 20; None for none.
         json_schema: the output is JSON of this schema (package ``llguidance``); ``{}`` allows any JSON.
 
@@ -43,6 +46,8 @@ class SamplingParameters:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
+    logit_bias: dict[int, float] | None = None
     logprobs: int | None = None
     json_schema: dict[str, Any] | None = None
 
@@ -54,6 +59,7 @@ class SamplingParameters:
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         self._integer("max_tokens", 1, None, optional=True)
         self._integer("top_k", 0, None)
+        self._integer("min_tokens", 0, self.max_tokens)
         self._integer("logprobs", 0, MOST_LOGPROBS, optional=True)
         self._integer("seed", -(2**63), 2**64 - 1, optional=True)
         self._number("temperature", 0, 100, "0 … 100")
@@ -72,6 +78,20 @@ class SamplingParameters:
             raise TypeError(f"argument 'ignore_eos' is {self.ignore_eos!r:.80}; expected a bool")
         if self.json_schema is not None and not isinstance(self.json_schema, dict):
             raise TypeError(f"argument 'json_schema' is {self.json_schema!r:.80}; expected a dict")
+        if self.json_schema is not None and self.min_tokens:
+            raise ValueError("argument 'min_tokens' beside json_schema, which says where the output ends; expected one")
+        if self.logit_bias is not None:
+            self._biases(self.logit_bias)
+
+    @staticmethod
+    def _biases(given: Any) -> None:
+        if not isinstance(given, dict) or not all(type(token) is int and token >= 0 for token in given):
+            raise TypeError(f"argument 'logit_bias' is {given!r:.80}; expected a dict of token ids to numbers")
+        if len(given) > MOST_BIASES:
+            raise ValueError(f"argument 'logit_bias' has {len(given)} tokens; expected at most {MOST_BIASES}")
+        for token, value in given.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+                raise ValueError(f"argument 'logit_bias' has {value!r:.40} of token {token}; expected -100 … 100")
 
     def _integer(self, name: str, least: int, most: int | None, optional: bool = False) -> None:
         value = getattr(self, name)
@@ -101,3 +121,7 @@ class SamplingParameters:
             self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
             or self.json_schema is not None
         )  # fmt: skip
+
+    @property
+    def changes_logits(self) -> bool:
+        return self.needs_history or bool(self.logit_bias) or self.min_tokens > 0

@@ -25,6 +25,7 @@ class Row:
     uniform: float
     prompt: Collection[int] = ()  # distinct tokens of the prompt, for the repetition penalty
     counts: Any = None  # how often each token was generated
+    banned: Collection[int] = ()  # tokens that must not come
     allowed: np.ndarray | None = None  # bool [V], by a grammar
 
 
@@ -67,12 +68,12 @@ def best(logits: Tensor) -> Tensor:
 def sample(logits: Tensor, rows: list[Row]) -> Sampled:
     """The tokens of logits [R, V]."""
     most = max((row.parameters.logprobs for row in rows if row.parameters.logprobs is not None), default=None)
-    if most is None and all(row.parameters.greedy and not row.parameters.needs_history for row in rows):
+    if most is None and all(row.parameters.greedy and not row.parameters.changes_logits for row in rows):
         return Sampled(best(logits))
     raw = logits = logits.float()
     first = best(raw)
-    if any(row.parameters.needs_history for row in rows):
-        logits = _with_history(logits, rows)
+    if any(row.parameters.changes_logits for row in rows):
+        logits = _changed(logits, rows)
     greedy = [row.parameters.greedy for row in rows]
     tokens: Tensor = logits.argmax(-1) if any(greedy) else _drawn(logits, rows)
     if any(greedy) and not all(greedy):
@@ -90,9 +91,13 @@ def _tensor(values: Any, like: Tensor, dtype: torch.dtype = torch.float32) -> Te
     return t.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else t
 
 
-def _with_history(logits: Tensor, rows: list[Row]) -> Tensor:
-    """Penalties of tokens that were there already, and grammars."""
+def _changed(logits: Tensor, rows: list[Row]) -> Tensor:
+    """Penalties of tokens that were there already, biases, tokens that must not come, and grammars."""
     at, tokens, factor, offset = [], [], [], []
+    added: list[tuple[int, int, float]] = []  # row, token, what is added to its logit
+    for i, row in enumerate(rows):
+        added += [(i, token, value) for token, value in (row.parameters.logit_bias or {}).items()]
+        added += [(i, token, -torch.inf) for token in row.banned]
     for i, row in enumerate(rows):
         p, counts = row.parameters, row.counts or {}
         if p.repetition_penalty == 1 and p.presence_penalty == 0 and p.frequency_penalty == 0:
@@ -109,6 +114,9 @@ def _with_history(logits: Tensor, rows: list[Row]) -> Tensor:
         place = (_tensor(at, logits, torch.int64), _tensor(tokens, logits, torch.int64))
         old, f = logits[place], _tensor(factor, logits)
         logits[place] = torch.where(old > 0, old / f, old * f) - _tensor(offset, logits)
+    if added:
+        index = tuple(_tensor(t, logits, torch.int64) for t in list(zip(*added, strict=True))[:2])
+        logits.index_put_(index, _tensor([value for *_, value in added], logits), accumulate=True)
     for i, row in enumerate(rows):
         if row.allowed is not None:
             allowed = torch.from_numpy(row.allowed).to(logits.device)

@@ -1,6 +1,7 @@
 """Which tokens the next step computes: continuous batching with chunked prefill, and preemption by recomputation."""
 
 from collections import Counter, deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,12 +32,13 @@ class Sequence:
     counts: Counter[int] = field(default_factory=Counter)  # generated tokens, where penalties ask for them
     text: Any = None  # TextStream
     grammar: Any = None
+    ends: Collection[int] = ()  # tokens that must not come before ``min_tokens``
     admitted: int = 0  # how often it was started
 
     def __post_init__(self) -> None:
         p = self.parameters
         self.history = p.needs_history
-        self.plain = p.greedy and not self.history and p.logprobs is None  # its token is the largest logit's
+        self.plain = p.greedy and not p.changes_logits and p.logprobs is None  # its token is the largest logit's
 
     @property
     def length(self) -> int:

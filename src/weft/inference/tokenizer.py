@@ -9,7 +9,9 @@ from typing import Any
 from weft.inference.config import read_object
 
 INSTALL = "weft's inference needs the packages tokenizers and safetensors: pip install 'weft[gpu,inference]'"
-MOST_RENDERED = 16_000_000  # characters that a chat template writes
+MOST_RENDERED = 16_000_000  # characters that a chat template writes, or multiplies a text to
+MOST_BITS = 4096  # of a number that a chat template computes
+LAST = "\ue000the end of the last message\ue000 "  # put behind a message that the model is to continue
 
 
 def _bytes_of_characters() -> dict[str, int]:
@@ -29,11 +31,15 @@ class Tokenizer:
         backend: the ``tokenizers.Tokenizer``.
         special: names of special tokens as templates use them, such as ``bos_token``, to their texts.
         template: the chat template's source, or None.
+        tool_template: the one for conversations with tools, where it is another.
     """
 
-    def __init__(self, backend: Any, special: dict[str, str] | None = None, template: str | None = None):
-        self.backend, self.special, self.template = backend, special or {}, template
-        self._rendered: Any = None
+    def __init__(
+        self, backend: Any, special: dict[str, str] | None = None, template: str | None = None,
+        tool_template: str | None = None,
+    ):  # fmt: skip
+        self.backend, self.special, self.template, self.tool_template = backend, special or {}, template, tool_template
+        self._compiled: dict[str, Any] = {}  # templates by their source
         self.grammar: Any = None  # as llguidance has it, where a grammar was asked for
         self._byte_level: bool | None = None
         self._added: set[int] = set()
@@ -68,18 +74,8 @@ class Tokenizer:
             text = value.get("content") if isinstance(value, dict) else value
             if name.endswith("_token") and isinstance(text, str):
                 special[name] = text
-        template = settings.get("chat_template")
-        if isinstance(template, list):  # several, by name
-            named = {str(e.get("name")): e.get("template") for e in template if isinstance(e, dict)}
-            template = named.get("default") or next(iter(named.values()), None)
-        if (own := folder / "chat_template.jinja").is_file():
-            try:
-                template = own.read_text(encoding="utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{own} is no text in UTF-8: {error}") from None
-        if template is not None and not isinstance(template, str):
-            raise ValueError(f"{more}: chat_template is {template!r:.80}; expected a text, or a list of them by name")
-        return cls(backend, special, template)
+        named = _templates(folder, settings.get("chat_template"))
+        return cls(backend, special, named.get("default") or next(iter(named.values()), None), named.get("tool_use"))
 
     @property
     def size(self) -> int:
@@ -135,29 +131,49 @@ class Tokenizer:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{b:02x}" for b in found)
 
-    def chat(self, messages: Items[dict[str, Any]], **more: Any) -> list[int]:
+    def chat(
+        self, messages: Items[dict[str, Any]], /, *, continue_final_message: bool = False, **more: Any
+    ) -> list[int]:
         """Token ids of a conversation, as the model's template writes it, with the beginning of an answer.
 
         Args:
             messages: ``{"role": ..., "content": ...}`` each.
+            continue_final_message: the answer goes on from the last message, instead of beginning behind it.
             more: variables of the template, such as ``tools`` or ``add_generation_prompt``.
 
         Raises:
             ValueError: no template, or one that refuses the messages.
         """
-        return self.encode(self.chat_text(messages, **more), special=False)
+        return self.encode(
+            self.chat_text(messages, continue_final_message=continue_final_message, **more), special=False
+        )
 
-    def chat_text(self, messages: Items[dict[str, Any]], **more: Any) -> str:
+    def chat_text(
+        self, messages: Items[dict[str, Any]], /, *, continue_final_message: bool = False, **more: Any
+    ) -> str:
+        """As :meth:`chat`, before it is made tokens."""
         from jinja2.exceptions import TemplateError
 
-        if self.template is None:
+        source = self.tool_template if more.get("tools") and self.tool_template is not None else self.template
+        if source is None:
             raise ValueError("the model has no chat template; expected one in tokenizer_config.json, or a plain prompt")
+        messages = [*messages]
+        if continue_final_message:
+            if not messages or not isinstance(messages[-1].get("content"), str):
+                raise ValueError("a conversation to continue ends with a message whose content is text")
+            messages[-1] = {**messages[-1], "content": messages[-1]["content"] + LAST}
         try:
-            if self._rendered is None:
-                self._rendered = _environment().from_string(self.template)
-            variables = {"add_generation_prompt": True, **self.special, **more}
+            if source not in self._compiled:
+                self._compiled[source] = _environment().from_string(source)
+            variables = {
+                "add_generation_prompt": not continue_final_message,
+                "tools": None,
+                "documents": None,
+                **self.special,
+                **more,
+            }
             text, size = [], 0
-            for part in self._rendered.generate(messages=list(messages), **variables):
+            for part in self._compiled[source].generate({**variables, "messages": messages}):
                 text.append(part)
                 size += len(part)
                 if size > MOST_RENDERED:
@@ -170,33 +186,102 @@ class Tokenizer:
             AttributeError,
             RecursionError,
             ArithmeticError,
+            MemoryError,
         ) as error:
             raise ValueError(f"the model's chat template refuses these messages: {error}") from None
-        return "".join(text)
+        whole = "".join(text)
+        if not continue_final_message:
+            return whole
+        end = whole.rfind(LAST.strip())
+        if end < 0:
+            raise ValueError(
+                "the model's chat template does not write the last message's text, so it cannot be continued"
+            )
+        return whole[:end] if whole.startswith(LAST, end) else whole[:end].rstrip()  # as it trims messages
 
     def stream(self, stop: Items[str] = ()) -> "TextStream":
         return TextStream(self, stop)
 
 
+def _templates(folder: Path, given: Any) -> dict[str, str]:
+    """A folder's chat templates by name: of tokenizer_config.json (``given``), and before those, of files."""
+    named = {"default": given} if not isinstance(given, list) else {
+        str(e.get("name")): e.get("template") for e in given if isinstance(e, dict)
+    }  # fmt: skip
+    for text in named.values():
+        if text is not None and not isinstance(text, str):
+            where = folder / "tokenizer_config.json"
+            raise ValueError(f"{where}: chat_template is {text!r:.80}; expected a text, or a list of them by name")
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (own := folder / "chat_template.jinja").is_file():
+        files["default"] = own
+    for name, path in files.items():
+        try:
+            named[name] = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is no text in UTF-8: {error}") from None
+    return {name: text for name, text in named.items() if text is not None}
+
+
 def _environment() -> Any:
     """Jinja without access to Python's attributes, as Hugging Face's chat templates expect it."""
     from jinja2.exceptions import TemplateError
+    from jinja2.ext import Extension
+    from jinja2.nodes import Scope
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """``{% generation %}``, by which training finds the answers: what is in it is written as it is."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        """Refuses products and powers that would not fit; no time limit could end them."""
+
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            bits = [x.bit_length() if isinstance(x, int) else 0 for x in (left, right)]
+            if (bits[0] * right if operator == "**" and bits[0] and bits[1] else sum(bits)) > MOST_BITS:
+                raise ValueError(f"it computes a number of more than {MOST_BITS} bits")
+            for text, times in ((left, right), (right, left)):
+                if (
+                    operator == "*"
+                    and hasattr(text, "__len__")
+                    and isinstance(times, int)
+                    and len(text) * times > MOST_RENDERED
+                ):
+                    raise ValueError(f"it repeats a text to more than {MOST_RENDERED} characters")
+            return super().call_binop(context, operator, left, right)
 
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    def as_json(value: Any, indent: int | None = None, **_: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
+    def as_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: Any = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators and tuple(separators),
+            sort_keys=sort_keys,
+        )
 
     def now(form: str) -> str:
         from datetime import datetime
 
         return datetime.now().strftime(form)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation])
     environment.filters["tojson"] = as_json
     environment.globals.update(raise_exception=refuse, strftime_now=now)
     return environment

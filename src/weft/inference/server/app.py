@@ -14,11 +14,20 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from weft.inference.engine import Output, TokenLogprobs
+from weft.inference.grammar import Grammar
 from weft.inference.parameters import SamplingParameters
 from weft.inference.server.driver import Driver, Failed, Overloaded
 from weft.inference.server.limits import Guard, encoded, problem
 from weft.inference.server.metrics import Metrics
-from weft.inference.server.protocol import BadRequest, ChatRequest, Common, CompletionRequest
+from weft.inference.server.off_loop import SECONDS, OffLoop, TooLong
+from weft.inference.server.protocol import (
+    BadRequest,
+    ChatRequest,
+    Common,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 from weft.inference.tokenizer import Tokenizer
 
 
@@ -39,15 +48,20 @@ class Choice:
 
     prompt: list[int]
     parameters: SamplingParameters
+    grammar: Grammar | None = None
     text: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     tokens: int = 0
     reason: str | None = None
 
 
+ADDRESSES = "/v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /health and /metrics"
+
+
 def make_app(
-    driver: Driver, tokenizer: Tokenizer, model: str, *, key: str | None = None, most_bytes: int = 4 << 20
-) -> Any:
+    driver: Driver, tokenizer: Tokenizer, model: str, *, key: str | None = None, most_bytes: int = 4 << 20,
+    seconds: float = SECONDS,
+) -> Any:  # fmt: skip
     """The ASGI application.
 
     Args:
@@ -56,7 +70,9 @@ def make_app(
         model: its name, as clients ask for it.
         key: API key that clients must send; None for none.
         most_bytes: of a request's body.
+        seconds: that a chat template, tokenizer or JSON schema may take with a request.
     """
+    off_loop = OffLoop(seconds)
     metrics = Metrics(driver, model)
     begun = int(time.time())
 
@@ -96,9 +112,17 @@ def make_app(
     async def unanswered(_: Request, error: Unanswered) -> Json:
         return Json(unfinished(error), 500)
 
+    @app.exception_handler(TooLong)
+    async def too_long(_: Request, error: TooLong) -> Json:
+        message = f"the chat template, the tokenizer or the JSON schema took longer than {error}; expected less to do"
+        return Json(problem(message, "invalid_request_error", "too_long"), 400)
+
     @app.exception_handler(HTTPException)
-    async def other(_: Request, error: HTTPException) -> Json:
-        return Json(problem(str(error.detail), "invalid_request_error"), error.status_code, headers=error.headers)
+    async def other(request: Request, error: HTTPException) -> Json:
+        message = str(error.detail)
+        if error.status_code == 404:
+            message = f"there is no {request.url.path[:100]} here; this server generates text, under {ADDRESSES}"
+        return Json(problem(message, "invalid_request_error"), error.status_code, headers=error.headers)
 
     # ---- what is asked for -----------------------------------------------------------------------------------------
 
@@ -126,16 +150,40 @@ def make_app(
     async def completions(body: CompletionRequest, request: Request) -> Response:
         _check_model(body.model)
         body.check()
-        choices = [Choice(p, body.parameters(i)) for p in body.prompts(tokenizer) for i in range(body.choices)]
+        choices = await off_loop(lambda: _choices(body, body.prompts(tokenizer)))
         return await _answer(body, choices, request, Text("cmpl-", "text_completion", model, tokenizer))
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
         _check_model(body.model)
         body.check()
-        prompt = body.prompt_tokens(tokenizer)
-        choices = [Choice(prompt, body.parameters(i)) for i in range(body.choices)]
+        choices = await off_loop(lambda: _choices(body, [body.prompt_tokens(tokenizer, bool(body.add_special_tokens))]))
         return await _answer(body, choices, request, Chat("chatcmpl-", "chat.completion", model, tokenizer))
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Response:
+        _check_model(body.model)
+        tokens = await off_loop(lambda: body.tokens(tokenizer))
+        names = [tokenizer.token_text(t) for t in tokens] if body.return_token_strs else None
+        length = driver.engine.length
+        return Json({"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": names})
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        _check_model(body.model)
+        return Json({"prompt": await off_loop(lambda: body.text(tokenizer, driver.engine.model.config.vocab_size))})
+
+    def _choices(body: Any, prompts: list[list[int]]) -> list[Choice]:
+        """Of each prompt ``n``; those of one schema share what is made of it."""
+        choices = [Choice(prompt, body.parameters(i)) for prompt in prompts for i in range(body.choices)]
+        if (schema := choices[0].parameters.json_schema) is not None:
+            try:
+                made = Grammar.of(tokenizer, driver.engine.model.config, schema)
+            except ValueError as error:
+                raise BadRequest(str(error), "response_format") from None
+            for choice in choices:
+                choice.grammar = made.copy()
+        return choices
 
     def _model() -> dict[str, Any]:
         return {
@@ -207,7 +255,7 @@ def make_app(
         async def one(index: int, choice: Choice) -> None:
             begin = last = time.perf_counter()
             try:
-                async with aclosing(driver.outputs(choice.prompt, choice.parameters)) as outputs:
+                async with aclosing(driver.outputs(choice.prompt, choice.parameters, choice.grammar)) as outputs:
                     async for output in outputs:
                         now = time.perf_counter()
                         if output.token_ids:

@@ -88,8 +88,11 @@ class Driver:
         """Requests that have not ended."""
         return self._count
 
-    async def outputs(self, prompt: list[int], parameters: SamplingParameters) -> AsyncGenerator[Output, None]:
+    async def outputs(
+        self, prompt: list[int], parameters: SamplingParameters, grammar: Any = None
+    ) -> AsyncGenerator[Output, None]:
         """The outputs of one request. Closing the iterator, or cancelling who waits for it, ends the request.
+        ``grammar``: of its JSON schema, where that was made already.
 
         Raises:
             Overloaded, Failed: at the first step.
@@ -102,7 +105,7 @@ class Driver:
         request = Request(f"request-{next(self._ids)}", asyncio.get_running_loop())
         self._count += 1
         ended = False
-        self._commands.put(lambda: self._add(request, prompt, parameters))
+        self._commands.put(lambda: self._add(request, prompt, parameters, grammar))
         try:
             while not ended:
                 output = await request.get()
@@ -128,12 +131,12 @@ class Driver:
 
     # ---- in the thread -------------------------------------------------------------------------------------------
 
-    def _add(self, request: Request, prompt: list[int], parameters: SamplingParameters) -> None:
+    def _add(self, request: Request, prompt: list[int], parameters: SamplingParameters, grammar: Any) -> None:
         if self.failure:
             self._give([(request, Failed(self.failure))])
             return
         try:
-            self.engine.add(request.id, prompt, parameters)
+            self.engine.add(request.id, prompt, parameters, grammar)
         except ValueError as error:
             self._give([(request, error)])
         except Exception as error:  # whatever it is, it belongs to this request alone

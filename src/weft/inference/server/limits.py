@@ -6,9 +6,11 @@ import json
 import time
 from typing import Any
 
+OPEN = ("/health", "/metrics", "/openapi.json")  # what needs no key
+
 
 class Guard:
-    """Refuses requests under ``/v1`` without the key, and bodies that are too large.
+    """Refuses requests without the key, but for health and metrics, and bodies that are too large.
 
     Args:
         app: the ASGI application.
@@ -26,7 +28,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        if self.key is not None and scope["path"].startswith("/v1"):
+        if self.key is not None and scope["path"] not in OPEN:
             kind, _, given = headers.get(b"authorization", b"").partition(b" ")
             if kind.lower() != b"bearer" or not hmac.compare_digest(given.strip(), self.key):
                 message = "Incorrect or missing API key; expected the header 'Authorization: Bearer KEY'"
