@@ -233,7 +233,7 @@ SCHEMA = {
 def test_output_of_a_schema_is_of_it(folder):
     pytest.importorskip("llguidance")
     llm = weft.LLM(folder[0], device="cpu", overlap=True)
-    each = [P(max_tokens=400, temperature=t, seed=s, json_schema=SCHEMA) for s, t in ((0, 0.0), (1, 1.0), (2, 1.5))]
+    each = [P(max_tokens=120, temperature=t, seed=s, json_schema=SCHEMA) for s, t in ((0, 0.0), (1, 1.0), (2, 1.5))]
     for got in llm.generate(["x", "y", "z"], each):
         value = json.loads(got.text)
         assert {*value} == {"name", "size", "tags"} and got.finish_reason == "stop"

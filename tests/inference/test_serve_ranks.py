@@ -58,6 +58,8 @@ def test_two_ranks_serve_what_one_generates(model, device):
             server.client.completions.create(model="tiny", prompt="x", n=3, seed=5, max_tokens=8) for _ in range(2)
         ]
         assert [c.text for c in drawn[0].choices] == [c.text for c in drawn[1].choices]
+        asked_too = {**asked, "max_tokens": 3, "logit_bias": {"7": 100}}
+        assert server.client.completions.create(prompt="x", **asked_too).choices[0].text == "((("
         with pytest.raises(openai.BadRequestError, match="at most 255"):
             server.client.completions.create(model="tiny", prompt=[1] * 300)
 

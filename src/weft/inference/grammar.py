@@ -7,7 +7,7 @@ import numpy as np
 from weft.inference.config import ModelConfig
 from weft.inference.tokenizer import Tokenizer
 
-WHITESPACE: Any = {"whitespace_pattern": r"[ \n\t]{0,32}"}  # else a model may write it without end
+WHITESPACE: Any = {"whitespace_pattern": r"( |\n[ \t]{0,32})?"}  # any more, and a model may write it without end
 INSTALL = "output of a JSON schema needs the package llguidance: pip install 'weft[json]'"
 
 

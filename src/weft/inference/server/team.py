@@ -181,6 +181,8 @@ def follow(engine: Engine, ranks: Ranks) -> None:
             for call, name, *more in calls:
                 if call == "add":
                     prompt, parameters = more
+                    if biases := parameters["logit_bias"]:  # whose keys JSON made texts
+                        parameters["logit_bias"] = {int(token): value for token, value in biases.items()}
                     engine.add(name, prompt, SamplingParameters(**parameters))
                 else:
                     engine.abort(name)
