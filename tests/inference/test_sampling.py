@@ -2,6 +2,7 @@
 
 import json
 import math
+import random
 from collections import Counter
 
 import numpy as np
@@ -15,6 +16,7 @@ from weft.inference.checkpoint import Folder
 from weft.inference.config import read_config
 from weft.inference.model import Decoder
 from weft.inference.sampling import Row, sample, uniform
+from weft.inference.scheduler import Sequence, Work
 from weft.inference.speculation import DraftModel, NGram
 from weft.inference.tokenizer import Tokenizer
 
@@ -139,11 +141,20 @@ def test_speculation_changes_nothing(model, tmp_path, kind, cache):
 
 
 def test_ngrams():
-    guess = NGram(3)._after
+    ngram, choose = NGram(3), random.Random(0)
+
+    def guess(tokens):
+        work = Work(Sequence("a", 1, tokens, P(), 99, 0), 0, 1, True)
+        return ngram.guess([work])[0]
+
     assert guess([1, 2, 3, 4, 5, 1, 2, 3]) == [4, 5, 1]
-    assert guess([7, 1, 7]) == [1, 7]
+    assert guess([7, 1, 7]) == [1, 7, 1]
     assert guess([1, 2, 3]) == [] and guess([4]) == []
-    assert guess([1, 1]) == [1]
+    assert guess([1, 1]) == [1, 1, 1]  # it goes on as it began
+    growing = Work(Sequence("b", 1, [0], P(), 99, 0), 0, 1, True)
+    for _ in range(200):  # what is remembered gives what is found in the whole sequence
+        growing.sequence.tokens += choose.choices(range(4), k=choose.randrange(1, 4))
+        assert ngram.guess([growing])[0] == guess(list(growing.sequence.tokens))
 
 
 def test_log_probabilities(model, folder):

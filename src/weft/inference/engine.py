@@ -70,9 +70,11 @@ class Stats:
 
 @dataclass
 class Step:
-    """A step in flight: what was asked for, and on the way to the host, what came out."""
+    """A step in flight: what was asked for, how many queries of each decoding sequence, and the results, which are being copied
+    to the host."""
 
     work: list[Work]
+    queries: int
     sampled: Sampled
     ready: Any = None  # CUDA event
 
@@ -152,9 +154,15 @@ class Engine:
         self.ended: list[Output] = []  # of requests that were aborted
         self.counted = Stats()
         if config.graphs and model.device.type == "cuda":
-            for runner in (self.runner, getattr(draft, "runner", None)):
-                if runner is not None:
-                    runner.capture(config.most_sequences)
+            self.capture(config.most_sequences)
+
+    def capture(self, most: int) -> None:
+        """Captures decoding of up to ``most`` sequences as CUDA graphs."""
+        self.runner.capture(most)
+        if self.draft is not None:
+            self.runner.capture(most, 1 + self.draft.most)
+            if (small := getattr(self.draft, "runner", None)) is not None:
+                small.capture(most, steps=1 + self.draft.most)
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
@@ -250,10 +258,15 @@ class Engine:
         prompts = [w for w in work if not w.decodes]
         work = decoding + prompts
         self._guess(decoding, prompts)
-        queries = 1 + max((len(w.draft) for w in decoding), default=0)
+        queries = 1
+        if self.draft is not None:
+            queries += max((len(w.draft) for w in decoding), default=0)
+            queries = self.runner.queries(len(decoding), queries)
         logits: list[Tensor] = []
+        chosen: Tensor | None = None
         if decoding and (queries > 1 or not prompts):
-            logits.append(self.runner.decode(decoding, queries))
+            found, chosen = self.runner.decode(decoding, queries)
+            logits.append(found)
             if prompts:
                 logits.append(self.runner.mixed([], prompts))
         else:
@@ -261,19 +274,28 @@ class Engine:
         wanted = decoding + [w for w in prompts if w.sample]
         sampled = Sampled(torch.empty(0, dtype=torch.int64, device="cpu"))
         if wanted:
-            found = logits[0] if len(logits) == 1 else torch.cat(logits)
-            if all(w.sequence.plain for w in wanted):
-                sampled = Sampled(best(found))
+            greedy = all(w.sequence.plain for w in wanted)
+            done = greedy and chosen is not None and not prompts and self.exchange is None
+            if done and chosen is not None:
+                sampled = Sampled(chosen)
             else:
-                sampled = sample(found, [row for w in wanted for row in self._rows(w, queries if w.decodes else 1)])
+                found = logits[0] if len(logits) == 1 else torch.cat(logits)
+                if greedy:
+                    sampled = Sampled(best(found))
+                else:
+                    rows = [row for w in wanted for row in self._rows(w, queries if w.decodes else 1)]
+                    sampled = sample(found, rows)
             if self.exchange is not None:
                 self.exchange.agree(sampled.tokens)
-            if queries == 1:
+            if queries == 1 and not done:
                 self.runner.keep(wanted, sampled.tokens)
+        size = self.blocks.size
         for w in work:
-            self.scheduler.publish(w.sequence)
-            w.sequence.pending += w.sample
-        return self._sent(work, sampled)
+            s = w.sequence
+            s.pending += w.sample
+            if (s.published + 1) * size <= s.computed:
+                self.scheduler.publish(s)
+        return self._sent(work, queries, sampled)
 
     def _rows(self, w: Work, count: int) -> list[Row]:
         """What the sampler must know of each of a sequence's rows."""
@@ -289,9 +311,9 @@ class Engine:
             rows.append(row)
         return rows
 
-    def _sent(self, work: list[Work], sampled: Sampled) -> Step:
+    def _sent(self, work: list[Work], queries: int, sampled: Sampled) -> Step:
         if not sampled.tokens.is_cuda:
-            return Step(work, sampled)
+            return Step(work, queries, sampled)
 
         def to_host(t: Tensor | None) -> Tensor | None:
             return (
@@ -305,7 +327,7 @@ class Engine:
         there = Sampled(tokens, *(to_host(t) for t in (sampled.logprob, sampled.best, sampled.best_logprobs)))
         event = torch.cuda.Event()
         event.record()
-        return Step(work, there, event)
+        return Step(work, queries, there, event)
 
     def _finish(self, step: Step | None = None) -> list[Output]:
         """Waits for a step and gives each sequence its tokens."""
@@ -314,16 +336,18 @@ class Engine:
         assert step is not None
         if step.ready is not None:
             step.ready.synchronize()
-        queries = 1 + max((len(w.draft) for w in step.work if w.decodes), default=0)
         tokens, outputs, at = step.sampled.tokens.tolist(), [], 0
         for w in step.work:
-            sequence, first, count = w.sequence, at, queries if w.decodes else int(w.sample)
-            at += count
+            sequence, first = w.sequence, at
+            at += step.queries if w.decodes else w.sample
             if sequence.finished or not w.sample:
                 continue
             sequence.pending -= 1
             if not w.draft:
-                outputs.append(self._output(sequence, tokens[first : first + 1], step.sampled, first))
+                if sequence.plain and sequence.text is None and tokens[first] >= 0:  # the usual case of large batches
+                    outputs.append(self._plain(sequence, tokens[first]))
+                else:
+                    outputs.append(self._output(sequence, tokens[first : first + 1], step.sampled, first))
                 continue
             found, taken = tokens[first:at], 1
             while taken <= len(w.draft) and found[taken - 1] == w.draft[taken - 1]:
@@ -337,8 +361,6 @@ class Engine:
         """Takes new tokens, up to the one that ends the request."""
         if tokens[0] < 0:
             return self._failed(sequence)
-        if sequence.plain and sequence.text is None and len(tokens) == 1:  # the usual case of large batches
-            return self._plain(sequence, tokens[0])
         p, text, taken, logprobs, reason, error = sequence.parameters, "", [], [], None, None
         ends = () if p.ignore_eos else self.model.config.eos
         for i, token in enumerate(tokens):
@@ -380,7 +402,7 @@ class Engine:
             return self._end(sequence, "stop", (token,))
         if len(known) >= sequence.limit:
             return self._end(sequence, "length", (token,))
-        return Output(sequence.id, (token,), prompt_tokens=sequence.prompt)
+        return Output(sequence.id, (token,), "", (), None, None, sequence.prompt)
 
     def _failed(self, sequence: Sequence) -> Output:
         """Ends a request whose logits are not finite."""

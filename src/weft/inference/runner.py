@@ -1,5 +1,7 @@
 """``Runner``: a step's work as tensors on the device, and its launch, for decoding as a CUDA graph."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -7,9 +9,37 @@ import torch
 from torch import Tensor
 
 from weft.inference.model import Batch, Decoder, Pages, Prefill, Prompts
+from weft.inference.sampling import best
 from weft.inference.scheduler import Sequence, Work
 
 GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # sequences for which decoding is captured
+UNKNOWN: tuple[Sequence | None, int, int] = (None, 0, 0)
+CHECKED = 256  # tokens up to which checking guesses is captured
+
+
+@dataclass
+class Graph:
+    """Decoding of B sequences as a CUDA graph: its input int64 [B, 2 + Q], its logits [B · Q, V] and the largest ones' tokens,
+    [B · Q], or of several steps in a row [B, steps]."""
+
+    graph: Any
+    given: Tensor
+    logits: Tensor
+    tokens: Tensor
+
+
+@torch.inference_mode()
+def captured(launch: Callable[[], tuple[Tensor, Tensor]], pool: Any) -> tuple[Any, tuple[Tensor, Tensor]]:
+    """A CUDA graph of a function, and the tensors that it leaves its results in."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        launch()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        results = launch()
+    return graph, results
 
 
 class Runner:
@@ -30,30 +60,52 @@ class Runner:
         self.tables = torch.full((slots + 1, self.width), -1, dtype=torch.int32, device=self.device)
         self.last = torch.zeros(slots + 1, dtype=torch.int64, device=self.device)
         self.known: dict[int, tuple[Sequence, int, int]] = {}  # of each slot: whose pages it has, and how many
-        self.graphs: dict[int, tuple[Any, Tensor, Tensor]] = {}  # by sequences: graph, its input, its logits
+        self.graphs: dict[tuple[int, int], dict[int, Graph]] = {}  # of (queries, steps), by sequences
         model.prepare(self.width * block)
 
     # ---- launches ------------------------------------------------------------------------------------------------
 
-    def decode(self, work: list[Work], queries: int = 1) -> Tensor:
-        """Logits [B · queries, V] of sequences with one new token, and guesses of the next ones behind it."""
-        numbers = np.empty((len(work), 2 + queries), dtype=np.int64)  # slot, length, tokens
-        for i, w in enumerate(work):
-            s = w.sequence
-            numbers[i, 0], numbers[i, 1] = s.slot, w.start + queries
-            numbers[i, 2] = s.tokens[w.start] if w.start < len(s.tokens) else -1
-            if queries > 1:
-                numbers[i, 3:] = (w.draft + [0] * queries)[: queries - 1]
-        self._update(work)
-        if queries == 1 and self.graphs and (size := self._size(len(work))):
-            graph, given, logits = self.graphs[size]
-            padded = np.tile(np.array([self.slots, 0, 0], dtype=np.int64), (size, 1))
-            padded[: len(work)] = numbers
-            given.copy_(self._send(padded), non_blocking=True)
-            graph.replay()
-            return logits[: len(work)]
+    def decode(self, work: list[Work], queries: int = 1) -> tuple[Tensor, Tensor | None]:
+        """Logits [B · queries, V] of sequences with one new token, and guesses of the next ones behind it. Of a graph also the
+        most probable tokens [B · queries]; with one query they are stored as the newest ones."""
+        numbers = self._numbers(work, queries)
+        if (graph := self._graph(len(work), queries)) is not None:
+            self._replay(graph, numbers)
+            return graph.logits[: len(work) * queries], graph.tokens[: len(work) * queries]
         width = self.width if self.device.type == "cuda" else -(-int(numbers[:, 1].max()) // self.block)
-        return self.model(self._decoding(self._send(numbers), width), self.pages)
+        return self.model(self._decoding(self._send(numbers), width), self.pages), None
+
+    def greedy(self, work: list[Work], steps: int) -> Tensor:
+        """The next ``steps`` most probable tokens of sequences with one new token, [B, steps]; the keys and values of all but
+        the last are in the cache then."""
+        if (graph := self._graph(len(work), 1, steps)) is not None:
+            self._replay(graph, self._numbers(work))
+            return graph.tokens[: len(work)]
+        found = []
+        for i in range(steps):
+            step = [Work(w.sequence, w.start + i, w.end + i, True) for w in work]
+            found.append(best(self.decode(step)[0]))
+            self.keep(step, found[-1])
+        return torch.stack(found, 1)
+
+    def queries(self, count: int, wanted: int) -> int:
+        """How many queries of each of so many sequences are to be asked for, at least ``wanted``: what there is a graph for."""
+        if wanted == 1:
+            return 1
+        return next((q for q, _ in sorted(self.graphs) if q >= wanted and self._graph(count, q)), wanted)
+
+    def _numbers(self, work: list[Work], queries: int = 1) -> np.ndarray:
+        """int64 [B, 2 + Q]: slot, length, tokens, -1 for one that the host does not know; the pages of all are sent."""
+        self._update(work)
+        numbers = np.zeros((len(work), 2 + queries), dtype=np.int64)
+        numbers[:, 0] = [w.sequence.slot for w in work]
+        numbers[:, 1] = [w.start for w in work]
+        numbers[:, 1] += queries
+        numbers[:, 2] = [t[w.start] if w.start < len(t := w.sequence.tokens) else -1 for w in work]
+        if queries > 1:
+            for i, w in enumerate(work):
+                numbers[i, 3 : 3 + len(w.draft)] = w.draft
+        return numbers
 
     def mixed(self, decoding: list[Work], prompts: list[Work]) -> Tensor:
         """Logits [rows, V]: of the sequences that decode, then of the last token of each part of a prompt that wants one."""
@@ -124,7 +176,7 @@ class Runner:
         pages: list[int] = []
         for w in work:
             s = w.sequence
-            owner, admitted, count = self.known.get(s.slot, (None, 0, 0))
+            owner, admitted, count = self.known.get(s.slot, UNKNOWN)
             if owner is not s or admitted != s.admitted:
                 count = 0
             if count < len(s.blocks):
@@ -139,29 +191,42 @@ class Runner:
 
     # ---- graphs --------------------------------------------------------------------------------------------------
 
-    def _size(self, count: int) -> int | None:
-        return next((size for size in self.graphs if size >= count), None)
+    def _graph(self, count: int, queries: int, steps: int = 1) -> Graph | None:
+        """The smallest that has room for so many sequences."""
+        return next((g for size, g in self.graphs.get((queries, steps), {}).items() if size >= count), None)
 
-    def capture(self, most: int) -> None:
-        """Captures decoding for up to ``most`` sequences; the largest first, so that all share its memory."""
+    def _replay(self, graph: Graph, numbers: np.ndarray) -> None:
+        padded = np.zeros(graph.given.shape, dtype=np.int64)
+        padded[:, 0] = self.slots
+        padded[: len(numbers)] = numbers
+        graph.given.copy_(self._send(padded), non_blocking=True)
+        graph.graph.replay()
+
+    def capture(self, most: int, queries: int = 1, steps: int = 1) -> None:
+        """Captures decoding for up to ``most`` sequences, the largest number first, so that all share its memory. Of several
+        ``steps`` each takes the most probable token of the one before."""
+        if queries > 1:
+            most = min(most, max(CHECKED // queries, 1))
         sizes = sorted({*(size for size in GRAPHS if size < most), most})
-        pool, made = None, {}
-        empty = [self.slots, 0, 0]
+        pool = next((g.graph.pool() for made in self.graphs.values() for g in made.values()), None)
+        made: dict[int, Graph] = {}
         for size in reversed(sizes):
-            given = torch.tensor([empty] * size, dtype=torch.int64, device=self.device)
+            given = torch.zeros((size, 2 + queries), dtype=torch.int64, device=self.device)
+            given[:, 0] = self.slots
 
-            def launch(given: Tensor = given) -> Tensor:
-                return self.model(self._decoding(given, self.width), self.pages)
+            def launch(given: Tensor = given) -> tuple[Tensor, Tensor]:
+                found, batch = [], self._decoding(given, self.width)
+                there = batch.lengths > 0
+                for _ in range(steps):
+                    logits = self.model(batch, self.pages)
+                    found.append(best(logits))
+                    if queries == 1:
+                        batch.tokens = found[-1].clamp(min=0)
+                        self.last.index_copy_(0, given[:, 0], batch.tokens)
+                    batch.lengths = batch.lengths + there
+                return logits, found[0] if steps == 1 else torch.stack(found, 1)
 
-            with torch.inference_mode():
-                stream = torch.cuda.Stream()
-                stream.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(stream):
-                    launch()
-                torch.cuda.current_stream().wait_stream(stream)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool):
-                    logits = launch()
+            graph, (logits, tokens) = captured(launch, pool)
             pool = pool or graph.pool()
-            made[size] = (graph, given, logits)
-        self.graphs = {size: made[size] for size in sizes}
+            made[size] = Graph(graph, given, logits, tokens)
+        self.graphs[queries, steps] = {size: made[size] for size in sizes}

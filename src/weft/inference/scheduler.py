@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Collection
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,11 +45,6 @@ class Sequence:
     def length(self) -> int:
         return len(self.tokens) + self.pending
 
-    @property
-    def full(self) -> bool:
-        """Whether tokens in flight make it as long as it may be."""
-        return self.length >= self.limit
-
 
 class Work:
     """Tokens ``start`` … ``end`` of a sequence; ``sample`` says that the token behind them is wanted. ``decodes``: it is one
@@ -58,7 +54,7 @@ class Work:
 
     def __init__(self, sequence: Sequence, start: int, end: int, sample: bool):
         self.sequence, self.start, self.end, self.sample = sequence, start, end, sample
-        self.draft: list[int] = []
+        self.draft: Items[int] = ()
         self.decodes = end - start == 1 and (sample or start >= sequence.prompt)
 
 
@@ -92,9 +88,17 @@ class Scheduler:
         """
         budget = self.most_tokens
         work: list[Work] = []
+        size = self.blocks.size
         for sequence in list(self.running):  # decode, and prompts that were begun
-            left = sequence.length - sequence.computed
-            if sequence.slot < 0 or left <= 0 or (sequence.pending and sequence.full) or budget <= 0:
+            done = sequence.computed
+            length = len(sequence.tokens) + sequence.pending
+            left = length - done
+            if left <= 0 or budget <= 0 or sequence.slot < 0 or (sequence.pending and length >= sequence.limit):
+                continue
+            if left == 1 and done + 1 + ahead <= len(sequence.blocks) * size:  # the usual case of large batches
+                work.append(Work(sequence, done, length, True))
+                sequence.computed = length
+                budget -= 1
                 continue
             count = 1 if left == 1 else self._chunk(sequence, left, budget)
             need = sequence.computed + count + (ahead if count == left else 0)

@@ -5,14 +5,11 @@ temperature, each token is drawn from the model's distribution (Leviathan et al.
 randomness).
 """
 
-from typing import Any, Protocol
-
-import torch
+from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from weft.inference.runner import Runner
-from weft.inference.scheduler import Work
-
-LOOKED_AT = 4096  # tokens at the end of a sequence in which an n-gram is looked for
+from weft.inference.scheduler import Sequence, Work
 
 
 class Speculator(Protocol):
@@ -29,21 +26,36 @@ class Speculator(Protocol):
         ...
 
 
+class Seen:
+    """Where each n-gram of a sequence's first ``known`` tokens ended the last time."""
+
+    def __init__(self) -> None:
+        self.ends: dict[tuple[int, ...], int] = {}
+        self.known = 1
+
+
 class NGram:
     """What followed the last time that the newest tokens were there (prompt lookup; Saxena 2023)."""
 
     def __init__(self, most: int = 4, longest: int = 3):
         self.most, self.longest = most, longest
+        self.seen: WeakKeyDictionary[Sequence, Seen] = WeakKeyDictionary()
 
     def guess(self, work: list[Work]) -> list[list[int]]:
-        return [self._after(w.sequence.tokens[-LOOKED_AT:]) for w in work]
+        return [self._after(w.sequence) for w in work]
 
-    def _after(self, tokens: list[int]) -> list[int]:
+    def _after(self, sequence: Sequence) -> list[int]:
+        tokens, seen = sequence.tokens, self.seen.setdefault(sequence, Seen())
+        for end in range(seen.known, len(tokens)):  # n-grams that something follows
+            for n in range(1, min(self.longest, end) + 1):
+                seen.ends[tuple(tokens[end - n : end])] = end
+        seen.known = len(tokens)
         for n in range(min(self.longest, len(tokens) - 1), 0, -1):
-            newest = tokens[-n:]
-            for at in range(len(tokens) - n - 1, -1, -1):
-                if tokens[at] == newest[0] and tokens[at : at + n] == newest:
-                    return tokens[at + n : at + n + self.most]
+            if (at := seen.ends.get(tuple(tokens[-n:]))) is not None:
+                found = tokens[at : at + self.most]
+                while len(found) < self.most:  # it repeats itself
+                    found.append(found[at - len(tokens)])
+                return found
         return []
 
     def follow(self, prompts: list[Work]) -> None:
@@ -57,13 +69,8 @@ class DraftModel:
         self.runner, self.most = runner, most
 
     def guess(self, work: list[Work]) -> list[list[int]]:
-        found: list[Any] = []
-        for i in range(self.most + 1):  # the last guess is read too, so that its keys are there if it is right
-            step = [Work(w.sequence, w.start + i, w.end + i, True) for w in work]
-            best = self.runner.decode(step).argmax(-1)
-            self.runner.keep(step, best)
-            found.append(best)
-        return torch.stack(found[:-1], 1).tolist()
+        guesses: list[list[int]] = self.runner.greedy(work, self.most + 1)[:, :-1].tolist()
+        return guesses  # the last one was read too, so that its keys are there if it is right
 
     def follow(self, prompts: list[Work]) -> None:
         if prompts:
