@@ -4,10 +4,12 @@ One step is launched while the host still reads the results of the one before: a
 from where the next step takes it. Where the host must know a token first (penalties, grammars, speculation), it waits.
 """
 
+import functools
 import secrets
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +29,20 @@ NOT_FINITE = (
     "the model's logits behind {} tokens are not finite numbers, or all 0: weights or activations are too large for {}; "
     "expected finite logits (a wider dtype may give them)"
 )
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def without_modes(f: F) -> F:
+    """``f``, without the autocast and inference modes that its caller may be in: the engine has its own dtypes."""
+
+    @functools.wraps(f)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.inference_mode(False), torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+            return f(*args, **kwargs)
+
+    return run  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -228,6 +244,9 @@ class Engine:
 
     def step(self) -> list[Output]:
         """Launches a step and returns what came out of the one before (without overlap: of this one)."""
+        return self._step_without_modes() if torch.is_autocast_enabled(self.model.device.type) else self._step()
+
+    def _step(self) -> list[Output]:
         outputs, self.ended = self.ended, []
         waits = not self.config.overlap or self.draft is not None or any(s.history for s in self.scheduler.running)
         if waits and self.in_flight is not None:
@@ -243,6 +262,8 @@ class Engine:
         if self.in_flight is not None and not (self.config.overlap and self.requests):
             outputs += self._finish()
         return outputs
+
+    _step_without_modes = without_modes(_step)
 
     def _guess(self, decoding: list[Work], prompts: list[Work]) -> None:
         if self.draft is None:

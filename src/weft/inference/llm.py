@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from weft.inference.config import ModelConfig
-from weft.inference.engine import Engine, EngineConfig, Output, TokenLogprobs
+from weft.inference.engine import Engine, EngineConfig, Output, TokenLogprobs, without_modes
 from weft.inference.model import Decoder, Pages
 from weft.inference.parameters import SamplingParameters
 from weft.inference.quantized import Quantise, Scheme
@@ -60,6 +60,7 @@ class LLM:
         ModuleNotFoundError: packages that are missing, with the line that installs them.
     """
 
+    @without_modes
     def __init__(
         self, folder: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None,
         quantize: str | None = None, cache_dtype: str | torch.dtype | None = None, max_length: int | None = None,
