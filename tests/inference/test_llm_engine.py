@@ -283,3 +283,14 @@ def test_graphs_on_a_gpu_generate_what_a_cpu_does(folder, mixed, draft):
         llm = weft.LLM(folder[0], device="cuda", dtype="fp32", cache_tokens=tokens, most_sequences=8, draft=draft)
         for _ in range(2):
             assert [list(c.token_ids) for c in llm.generate(prompts, GREEDY)] == expected
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe"])
+def test_batch_invariant_experts(tmp_path, family):
+    more = {"shared_expert_intermediate_size": 32} if family == "qwen2_moe" else {}
+    tiny.folder(tmp_path, family, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, **more)
+    made = Decoder(read_config(tmp_path), Folder(tmp_path), torch.device("cpu"), torch.float32, invariant=True)
+    prompts = prompts_of(14, 3, 9, 1, 6, 2)
+    alone, _ = logprobs_of(made, prompts[:1], 0, 4096, 4)
+    assert logprobs_of(made, prompts, 0, 4096, 4) == (alone, 0)  # to the last bit
+    assert logprobs_of(made, prompts[::-1], 5, 64, 4)[0] == alone

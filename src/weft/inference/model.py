@@ -1,5 +1,6 @@
 """The decoder of Llama, Mistral, Qwen 2 and Qwen 3 (dense and mixture of experts), over a paged cache."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,6 +188,9 @@ class MixtureOfExperts:
         e, hidden = config.experts, config.hidden_size
         assert e is not None
         self.k, self.normalise = e.per_token, e.normalise
+        # tokens that are computed together where results must not depend on the batch: PyTorch's products on a CPU depend on how
+        # many an expert gets
+        self.rows = 1 if load.rows and load.device.type == "cpu" else load.rows
         self.router = load.tensor(f"{at}.gate.weight", (e.count, hidden))
         packed = f"{at}.experts.gate_up_proj"  # Transformers 5 may save experts as one tensor
         if packed in load.source:
@@ -208,10 +212,22 @@ class MixtureOfExperts:
         self.shared_gate = load.tensor(f"{at}.shared_expert_gate.weight", (1, hidden)) if e.shared_size else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        y: Tensor = ops.moe_feed_forward(x, self.router, self.gate_up, self.down, self.k, normalise=self.normalise)
+        y = self._by_rows(self._routed, x)
         if self.shared is not None and self.shared_gate is not None:
-            y = y + torch.sigmoid(F.linear(x, self.shared_gate)) * self.shared(x)
+            y = y + self._by_rows(self._weight, x) * self.shared(x)
         return y
+
+    def _by_rows(self, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return in_blocks(f, x, self.rows) if self.rows else f(x)
+
+    def _routed(self, x: Tensor) -> Tensor:
+        y: Tensor = ops.moe_feed_forward(x, self.router, self.gate_up, self.down, self.k, normalise=self.normalise)
+        return y
+
+    def _weight(self, x: Tensor) -> Tensor:
+        """Of the shared expert, [T, 1]."""
+        assert self.shared_gate is not None
+        return torch.sigmoid(F.linear(x, self.shared_gate))
 
 
 class Decoder:
@@ -239,8 +255,6 @@ class Decoder:
                 f"tensor parallelism of {ranks}: expected a divisor of the model's {config.kv_heads} key/value heads and "
                 f"{config.intermediate_size} hidden units"
             )
-        if invariant and config.experts is not None:
-            raise ValueError("batch_invariant: a mixture of experts groups tokens by the batch; expected a dense model")
         load = Loader(source, device, dtype, quantise, rank, ranks, INVARIANT_ROWS if invariant else 0)
         self.config, self.device, self.dtype, self.exchange, self.rows = config, device, dtype, exchange, load.rows
         self.embedding = load.tensor("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
