@@ -188,8 +188,8 @@ class MixtureOfExperts:
         e, hidden = config.experts, config.hidden_size
         assert e is not None
         self.k, self.normalise = e.per_token, e.normalise
-        # tokens that are computed together where results must not depend on the batch: PyTorch's products on a CPU depend on how
-        # many an expert gets
+        # tokens that are computed together where results must not depend on the batch: PyTorch's products on a CPU depend on
+        # how many an expert gets
         self.rows = 1 if load.rows and load.device.type == "cpu" else load.rows
         self.router = load.tensor(f"{at}.gate.weight", (e.count, hidden))
         packed = f"{at}.experts.gate_up_proj"  # Transformers 5 may save experts as one tensor
