@@ -88,6 +88,31 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Residual addition and RMSNorm of the sum over the last dimension, in one pass."""
 
+def append_and_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    page_table: Tensor,
+    lengths: Tensor,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    interleaved: bool = False,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-06,
+    window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+    counters: Tensor | None = None,
+) -> Tensor:
+    """Writes the keys and values of new tokens into a paged cache and attends to it: ``append_to_cache`` and then
+    ``paged_decode_attention``, whose arguments these are, in one launch where each sequence has one new token.
+    """
+
 def append_to_cache(
     k: Tensor,
     v: Tensor,

@@ -15,7 +15,7 @@ from weft.bench import cases
 REFUSED = {
     "weight_only_matmul", "grouped_matmul", "moe_feed_forward", "route_top_k", "permute_tokens", "combine_tokens", "bsr_matmul",
     "prune_2_4", "sparse_2_4_matmul", "spmm", "spmv",
-    "decode_attention", "paged_decode_attention", "append_to_cache",
+    "decode_attention", "paged_decode_attention", "append_to_cache", "append_and_attend",
 }  # fmt: skip
 # PyTorch itself refuses: rows that do not split evenly, flattened rows, the gradient of torch.cumprod
 PYTORCHS = {"linear_quantized", "cross_entropy", "cross_entropy_with_gradient", "cumprod"}

@@ -16,6 +16,7 @@ from weft.inference.weights import Linear, Loader, Quantise, gated, in_blocks
 
 # T tokens, H heads of queries, G heads of keys and values, D head dim, B sequences that decode, Q queries of each of these,
 # P pages, page tokens of a page, V vocabulary
+COUNTERS = 4096  # that are enough for any batch
 INVARIANT_ROWS = 64  # tokens of a block whose products do not depend on the batch
 
 
@@ -61,12 +62,14 @@ class Batch:
 
 @dataclass
 class Pages:
-    """The cache's memory: of each layer k and v [P, page, G, D], and where it holds codes, their scales, float32 [G]."""
+    """The cache's memory: of each layer k and v [P, page, G, D], and where it holds codes, their scales, float32 [G]; and
+    int32 zeros in which a launch counts its parts."""
 
     k: list[Tensor]
     v: list[Tensor]
     k_scale: list[Tensor | None]
     v_scale: list[Tensor | None]
+    counters: Tensor
 
     @classmethod
     def empty(
@@ -75,7 +78,7 @@ class Pages:
         shape = (config.layers, count, size, config.kv_heads // ranks, config.head_dim)
         k, v = (list(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(2))
         none: list[Tensor | None] = [None] * config.layers
-        return cls(k, v, none, [*none])
+        return cls(k, v, none, [*none], torch.zeros(COUNTERS, dtype=torch.int32, device=device))
 
     @staticmethod
     def bytes_per_token(config: ModelConfig, dtype: torch.dtype, ranks: int = 1) -> int:
@@ -99,8 +102,6 @@ class Attention:
     def __call__(self, x: Tensor, batch: Batch, pages: Pages, angles: tuple[Tensor, Tensor]) -> Tensor:
         """x [T, hidden] → [T, hidden]; ``angles`` of every position, for sequences that decode."""
         q, k, v = self.qkv(x).view(x.shape[0], -1, self.d).split((self.heads, self.groups, self.groups), 1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
         n, parts = batch.decoding, []
         if n:
             parts.append(self._decode(q[:n], k[:n], v[:n], batch, pages, angles))
@@ -109,20 +110,30 @@ class Attention:
         o = parts[0] if len(parts) == 1 else torch.cat(parts)
         return self.out(o.reshape(x.shape[0], self.heads * self.d))
 
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         def norm(t: Tensor) -> Tensor:
             y: Tensor = ops.rms_norm(t, weight, self.eps)
             return y
 
+        if weight is None:
+            return x
         return in_blocks(norm, x, self.rows) if self.rows else norm(x)
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch, pages: Pages, angles: Any) -> Tensor:
-        """[B · Q, heads, D] → the same, in place of one launch for the new keys and one for attention."""
-        at, sequences = self.layer, batch.lengths.shape[0]
+        """[B · Q, heads, D] → the same. On a GPU one launch, but for bits that do not depend on the batch."""
+        at, sequences, fused = self.layer, batch.lengths.shape[0], q.is_cuda and not self.rows
+        if not fused:
+            q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
         q, k, v = (t.view(sequences, batch.queries, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
         k_pages, v_pages = pages.k[at], pages.v[at]
         scales: dict[str, Any] = {"k_scale": pages.k_scale[at], "v_scale": pages.v_scale[at]}
         cos, sin = angles
+        if fused:
+            o: Tensor = ops.append_and_attend(
+                q, k, v, k_pages, v_pages, batch.tables, batch.lengths, cos=cos, sin=sin, q_norm=self.q_norm,
+                k_norm=self.k_norm, eps=self.eps, window=self.window, counters=pages.counters, **scales,
+            )  # fmt: skip
+            return o.transpose(1, 2).flatten(0, 1)
         turned: Any = ops.append_to_cache(
             k, v, k_pages, v_pages, batch.lengths, batch.tables, q=q, cos=cos, sin=sin, **scales
         )
@@ -141,6 +152,7 @@ class Attention:
     def _prefill(self, q: Tensor, k: Tensor, v: Tensor, prompts: Prompts, first: int, pages: Pages) -> Tensor:
         """[N, heads, D] → the same; ``first`` tokens of the batch are ahead of them."""
         at = self.layer
+        q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
         turned = ops.rotary_embedding(q[None], k[None], prompts.cos, prompts.sin)
         q, k = turned[0][0], turned[1][0]
         k_pages, v_pages = pages.k[at], pages.v[at]

@@ -31,6 +31,8 @@ class Options(NamedTuple):
 class AppendCall(Call):
     """``(k, v, k_cache, v_cache, lengths, *tensors, options)``, the tensors in the order of ``options.names``."""
 
+    operator, caches = NAME, ("k_cache", "v_cache")  # in errors
+
     def __init__(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, lengths: Tensor, *rest: Any):
         *tensors, self.options = rest
         self.k, self.v, self.k_cache, self.v_cache, self.lengths, self.x = k, v, k_cache, v_cache, lengths, k
@@ -45,20 +47,20 @@ class AppendCall(Call):
 
     def check(self) -> None:
         k, v, k_cache, v_cache = self.k, self.v, self.k_cache, self.v_cache
-        check_tensor(NAME, "k", k, sharded=False)
-        check_tensor(NAME, "v", v, sharded=False)
-        check_same(NAME, "v", v, "k", k)
-        check_shape(NAME, "k", k, k.ndim == 4, "[B, G, T, D]")
+        check_tensor(self.operator, "k", k, sharded=False)
+        check_tensor(self.operator, "v", v, sharded=False)
+        check_same(self.operator, "v", v, "k", k)
+        check_shape(self.operator, "k", k, k.ndim == 4, "[B, G, T, D]")
         check_shape(
-            NAME,
+            self.operator,
             "v",
             v,
             v.ndim == 4 and v.shape[:3] == k.shape[:3],
             f"that of 'k', {tuple(k.shape)}, the head dim apart",
         )
-        for name, cache, new in (("k_cache", k_cache, k), ("v_cache", v_cache, v)):
-            check_tensor(NAME, name, cache, (k.dtype, *CODES), sharded=False)
-            check_device(NAME, name, cache, "k", k)
+        for name, cache, new in zip(self.caches, (k_cache, v_cache), (k, v), strict=True):
+            check_tensor(self.operator, name, cache, (k.dtype, *CODES), sharded=False)
+            check_device(self.operator, name, cache, "k", k)
             form = "[P, page, G, D] (there is a page_table)" if self.paged else "[B, G, S, D]"
             fits = (
                 cache.ndim == 4
@@ -66,67 +68,78 @@ class AppendCall(Call):
                 and cache.shape[2 if self.paged else 1] == new.shape[1]
             )
             fits = fits and (self.paged or cache.shape[0] == new.shape[0])
-            check_shape(NAME, name, cache, fits, f"{form} with the sizes of '{name[0]}', {tuple(new.shape)}")
-            check_places(NAME, name, cache, "it is written in place")
-        check_same(NAME, "v_cache", v_cache, "k_cache", k_cache)
-        check_shape(NAME, "v_cache", v_cache, v_cache.shape[:3] == k_cache.shape[:3],
-                    f"that of 'k_cache', {tuple(k_cache.shape)}, the head dim apart")  # fmt: skip
+            check_shape(self.operator, name, cache, fits, f"{form} with the sizes of '{name[0]}', {tuple(new.shape)}")
+            check_places(self.operator, name, cache, "it is written in place")
+        k_name, v_name = self.caches
+        check_same(self.operator, v_name, v_cache, k_name, k_cache)
+        check_shape(self.operator, v_name, v_cache, v_cache.shape[:3] == k_cache.shape[:3],
+                    f"that of '{k_name}', {tuple(k_cache.shape)}, the head dim apart")  # fmt: skip
         b, table = k.shape[0], self.given.get("page_table")
         for name, t in (("lengths", self.lengths), ("page_table", table)):
             if t is not None:
-                check_tensor(NAME, name, t, (torch.int32,), sharded=False)
-                check_device(NAME, name, t, "k", k)
+                check_tensor(self.operator, name, t, (torch.int32,), sharded=False)
+                check_device(self.operator, name, t, "k", k)
         lengths = self.lengths
-        check_shape(NAME, "lengths", lengths, lengths.shape == (b,) and lengths.is_contiguous(), f"({b},)")
+        check_shape(self.operator, "lengths", lengths, lengths.shape == (b,) and lengths.is_contiguous(), f"({b},)")
         if table is not None:
             check_shape(
-                NAME, "page_table", table, table.ndim == 2 and table.shape[0] == b, f"({b}, pages of a sequence)"
+                self.operator,
+                "page_table",
+                table,
+                table.ndim == 2 and table.shape[0] == b,
+                f"({b}, pages of a sequence)",
             )
         for name, other in PAIRS:
             if name in self.given and other not in self.given:
-                raise ValueError(f"{NAME}: argument '{other}' is None beside '{name}'; expected both, or neither")
+                raise ValueError(
+                    f"{self.operator}: argument '{other}' is None beside '{name}'; expected both, or neither"
+                )
 
     def check_given(self) -> None:
         k, given = self.k, self.given
         b, groups, tokens, d = k.shape
         if (q := given.get("q")) is not None:
-            check_tensor(NAME, "q", q, sharded=False)
-            check_same(NAME, "q", q, "k", k)
+            check_tensor(self.operator, "q", q, sharded=False)
+            check_same(self.operator, "q", q, "k", k)
             fits = q.ndim == 4 and (q.shape[0], q.shape[2], q.shape[3]) == (b, tokens, d)
-            check_shape(NAME, "q", q, fits, f"[B, H, T, D] with B, T and D of 'k', {tuple(k.shape)}")
+            check_shape(self.operator, "q", q, fits, f"[B, H, T, D] with B, T and D of 'k', {tuple(k.shape)}")
             if "cos" not in given:
                 raise ValueError(
-                    f"{NAME}: argument 'cos' is None beside 'q'; expected tables to rotate it by, or no 'q'"
+                    f"{self.operator}: argument 'cos' is None beside 'q'; expected tables to rotate it by, or no 'q'"
                 )
         for name in ("cos", "sin"):
             if (t := given.get(name)) is not None:
-                check_tensor(NAME, name, t, tuple(dict.fromkeys((k.dtype, torch.float32))), sharded=False)
-                check_device(NAME, name, t, "k", k)
+                check_tensor(self.operator, name, t, tuple(dict.fromkeys((k.dtype, torch.float32))), sharded=False)
+                check_device(self.operator, name, t, "k", k)
                 fits = t.ndim == 2 and t.shape == given["cos"].shape and t.shape[0] >= self.capacity
                 fits = fits and (
                     0 < 2 * t.shape[1] <= d
                     or (t.shape[1] <= d and t.shape[1] % 2 == 0 and not self.options.interleaved)
                 )
-                check_shape(NAME, name, t, fits,
+                check_shape(self.operator, name, t, fits,
                             f"[positions, R/2], both alike, with at least {self.capacity} positions and R <= {d}")  # fmt: skip
                 given[name] = narrowed(t, d)
         for name in ("k_scale", "v_scale"):
             if (t := given.get(name)) is not None:
-                check_tensor(NAME, name, t, (torch.float32,), sharded=False)
-                check_device(NAME, name, t, "k", k)
+                check_tensor(self.operator, name, t, (torch.float32,), sharded=False)
+                check_device(self.operator, name, t, "k", k)
                 check_shape(
-                    NAME, name, t, t.shape in ((), (groups,)), f"() or ({groups},), one for each head of the cache"
+                    self.operator,
+                    name,
+                    t,
+                    t.shape in ((), (groups,)),
+                    f"() or ({groups},), one for each head of the cache",
                 )
                 if self.k_cache.dtype not in CODES:
                     raise ValueError(
-                        f"{NAME}: argument '{name}' beside a cache of {k.dtype}; expected None: it holds no codes"
+                        f"{self.operator}: argument '{name}' beside a cache of {k.dtype}; expected None: it holds no codes"
                     )
-        of_cache = (("k_cache", self.k_cache), ("v_cache", self.v_cache))
+        of_cache = zip(self.caches, (self.k_cache, self.v_cache), strict=True)
         for name, t in (("k", k), ("v", self.v), ("q", given.get("q")), *of_cache):
             if t is not None and t.requires_grad and torch.is_grad_enabled():
                 raise ValueError(
-                    f"{NAME}: argument '{name}' requires a gradient, which a cache does not keep; expected '{name}'.detach(), "
-                    "or a call under torch.no_grad()"
+                    f"{self.operator}: argument '{name}' requires a gradient, which a cache does not keep; expected "
+                    f"'{name}'.detach(), or a call under torch.no_grad()"
                 )
 
     @property

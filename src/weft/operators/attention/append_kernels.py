@@ -10,12 +10,14 @@ from weft.operators.quantization.kernels import encode
 
 @triton.jit
 def rotated(
-    ptr, inside, col_stride, cos_ptr, sin_ptr, cos_d, sin_d,
-    R: tl.constexpr, WIDTH: tl.constexpr, COLS: tl.constexpr, INTERLEAVED: tl.constexpr,
+    ptr, inside, col, col_stride, cos_ptr, sin_ptr, cos_d, sin_d, norm_ptr, rstd,
+    R: tl.constexpr, WIDTH: tl.constexpr, INTERLEAVED: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Heads of one token, [ROWS, COLS] in fp32, of which the first R columns are rotated by the token's angles."""
-    col = tl.arange(0, COLS)[None, :]
+    """Columns ``col`` [1, COLS] of heads [ROWS, 1] in fp32: with NORM times 1 / deviation and weight, then the first R of them
+    rotated by the angles of a token, or of each row's token."""
     x = tl.load(ptr + col.to(tl.int64) * col_stride, mask=inside & (col < WIDTH), other=0.0).to(tl.float32)
+    if NORM:
+        x *= rstd * tl.load(norm_ptr + col, mask=col < WIDTH, other=0.0).to(tl.float32)
     if R > 0:
         if INTERLEAVED:
             first, angle = col % 2 == 0, col // 2
@@ -23,8 +25,12 @@ def rotated(
         else:
             first, angle = col < R // 2, col % (R // 2)
             other = tl.where(first, col + R // 2, col - R // 2)
+            if R % 16 == 0:  # which the compiler does not see: neighbours' others are neighbours
+                other = tl.max_contiguous(tl.multiple_of(other, (1, 8)), (1, 8))
         turned = col < R
         y = tl.load(ptr + other.to(tl.int64) * col_stride, mask=inside & turned, other=0.0).to(tl.float32)
+        if NORM:
+            y *= rstd * tl.load(norm_ptr + other, mask=turned, other=0.0).to(tl.float32)
         cos = tl.load(cos_ptr + angle * cos_d, mask=turned, other=1.0).to(tl.float32)
         sin = tl.load(sin_ptr + angle * sin_d, mask=turned, other=0.0).to(tl.float32)
         x = tl.where(first, x * cos - y * sin, x * cos + y * sin)
@@ -70,24 +76,26 @@ def append(
         there &= (outer >= 0) & (outer < pages)
         row = tl.cast(safe % PAGE, tl.int64)
     b = tl.cast(b, tl.int64)
+    cols = tl.arange(0, D_COLS)[None, :]
     if block < q_blocks:
         h = (block * ROWS + tl.arange(0, ROWS))[:, None]
         inside = h < q_heads
-        x = rotated(q_ptr + b * q_b + h.to(tl.int64) * q_h + tl.cast(t, tl.int64) * q_t, inside, q_d, cos_ptr, sin_ptr, cos_d,
-                    sin_d, R, D, D_COLS, INTERLEAVED)  # fmt: skip
+        x = rotated(q_ptr + b * q_b + h.to(tl.int64) * q_h + tl.cast(t, tl.int64) * q_t, inside, cols, q_d, cos_ptr,
+                    sin_ptr, cos_d, sin_d, q_ptr, 1.0, R, D, INTERLEAVED, False)  # fmt: skip
         q_at = q_out_ptr + b * qo_b + h.to(tl.int64) * qo_h + tl.cast(t, tl.int64) * qo_t
         put(x, q_at, inside, qo_d, k_scale_ptr, h, 0, D, D_COLS, "", False)
     elif block < q_blocks + blocks:
         h = ((block - q_blocks) * ROWS + tl.arange(0, ROWS))[:, None]
         inside = (h < heads) & there
-        x = rotated(k_ptr + b * k_b + h.to(tl.int64) * k_h + tl.cast(t, tl.int64) * k_t, inside, k_d, cos_ptr, sin_ptr, cos_d,
-                    sin_d, R, D, D_COLS, INTERLEAVED)  # fmt: skip
+        x = rotated(k_ptr + b * k_b + h.to(tl.int64) * k_h + tl.cast(t, tl.int64) * k_t, inside, cols, k_d, cos_ptr,
+                    sin_ptr, cos_d, sin_d, k_ptr, 1.0, R, D, INTERLEAVED, False)  # fmt: skip
         k_at = k_cache_ptr + outer * kc_b + h.to(tl.int64) * kc_h + row * kc_s
         put(x, k_at, inside, kc_d, k_scale_ptr, h, k_scale_h, D, D_COLS, FORMAT, HARDWARE)
     else:  # y, not x: the compiler wants a name that both branches set in one shape
         h = ((block - q_blocks - blocks) * ROWS + tl.arange(0, ROWS))[:, None]
         inside = (h < heads) & there
-        y = rotated(v_ptr + b * v_b + h.to(tl.int64) * v_h + tl.cast(t, tl.int64) * v_t, inside, v_d, cos_ptr, sin_ptr, cos_d,
-                    sin_d, 0, DV, DV_COLS, INTERLEAVED)  # fmt: skip
+        v_cols = tl.arange(0, DV_COLS)[None, :]
+        y = rotated(v_ptr + b * v_b + h.to(tl.int64) * v_h + tl.cast(t, tl.int64) * v_t, inside, v_cols, v_d, cos_ptr,
+                    sin_ptr, cos_d, sin_d, v_ptr, 1.0, 0, DV, INTERLEAVED, False)  # fmt: skip
         v_at = v_cache_ptr + outer * vc_b + h.to(tl.int64) * vc_h + row * vc_s
         put(y, v_at, inside, vc_d, v_scale_ptr, h, v_scale_h, DV, DV_COLS, FORMAT, HARDWARE)

@@ -294,7 +294,7 @@ class Decode:
         config, self.pairs = layout.config, in_pairs(c)
         self.fp8 = c.k.dtype == torch.float8_e4m3fn
         key_tiles = triton.cdiv(c.capacity, config["N"])
-        each = max(1, CHUNK // config["N"])
+        each = max(1, CHUNK // config["N"]) if o.invariant else 1
         if "plan" in given:
             if o.planned != made_for(c, layout):
                 raise ValueError(
@@ -330,7 +330,7 @@ class Decode:
         strides = (*c.q.stride(), *cache, *result, *table, *alibi, *of_scales)
         constants = {
             "D": c.d, "D_COLS": bucket(c.d), **shared, "PAGE": c.page, "ALIKE": c.k.stride() == c.v.stride(),
-            "FORMAT": _format(c), "SOFTCAP": o.softcap is not None, "ALIBI": slopes is not None,
+            "FORMAT": code_format(c), "SOFTCAP": o.softcap is not None, "ALIBI": slopes is not None,
             "ACCURATE": c.q.dtype == torch.float32, "PAIRS": self.pairs,
         }  # fmt: skip
         warps, stages = config["num_warps"], config["num_stages"]
@@ -367,7 +367,7 @@ def in_pairs(c: DecodeCall) -> bool:
     )  # fmt: skip
 
 
-def _format(c: DecodeCall) -> str:
+def code_format(c: DecodeCall) -> str:
     """How codes of a cache become numbers."""
     if c.k.dtype != torch.float8_e4m3fn:
         return "" if not in_pairs(c) else "int8_by_bits" if INTERPRETING else "int8"

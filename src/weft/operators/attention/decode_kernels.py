@@ -23,7 +23,8 @@ def part_of(
     """Which part of which sequence a slot is: batch, length, number of the part, how many there are, its first key and
     the one behind its last. A part's number may be beyond the last: it has nothing to do.
 
-    SPLIT says how visible keys are divided: not at all (``whole``); ``evenly`` into at most ``splits`` parts; in ``chunks`` of
+    SPLIT says how visible keys are divided: not at all (``whole``); ``evenly`` into at most ``splits`` parts, of no less than
+    ``each`` tiles; in ``chunks`` of
     ``each`` tiles from key 0 on, whatever the length; or as a ``plan`` says, which holds B + 1 first slots and the tiles of a
     part."""
     if SPLIT == "plan":
@@ -53,7 +54,7 @@ def part_of(
     else:
         if SPLIT == "evenly":
             tiles = tl.cdiv(tl.maximum(end - begin, 0), N)
-            each = tl.maximum(tl.cdiv(tiles, splits), 1)
+            each = tl.maximum(tl.cdiv(tiles, splits), each)
             parts = tl.maximum(tl.cdiv(tiles, each), 1)
         start = begin + part * each * N
         stop = tl.where(part == parts - 1, end, start + each * N)  # a plan may have been made for shorter sequences
@@ -180,6 +181,82 @@ def row_addresses(b, g, row, groups, group, queries, o_b, o_h, o_s):
     return head, at, lse_at
 
 
+@triton.jit
+def absorb(
+    acc, acc_odd, peak, total, q, q_odd, unit, k, v, there, token, b, g, i, queries, length, left, right, scale, softcap, slope,
+    FORMAT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    HALF: tl.constexpr, ACCURATE: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """A tile of keys [N, D] and values [N, DV], as the cache holds them, in the running sums of an online softmax; ``there``
+    and ``token`` [N] say which of the keys there are, and their positions."""
+    if PAIRS:
+        even, odd = pair(k, q.dtype, FORMAT)
+        qk = tl.dot(q_odd, tl.trans(odd), tl.dot(q, tl.trans(even))) * unit
+    else:
+        qk = tl.dot(q, tl.trans(widened(k, q.dtype, FORMAT)), input_precision="ieee") * unit
+    s, _inner, _outer = scores(
+        qk, 1.0, 1.0, b, g, i, token[None, :], queries, length, left, right, scale, softcap, slope, False, SOFTCAP, ALIBI,
+        False, False, None, None, LEFT, RIGHT, LEFT or RIGHT, False, ACCURATE,
+    )  # fmt: skip
+    s = tl.where(there[None, :], s, float("-inf"))
+    new = tl.maximum(peak, tl.max(s, 1))
+    safe = tl.where(new == float("-inf"), 0.0, new)
+    p = tl.exp2((s - safe[:, None]) * LOG2E)
+    shrink = tl.exp2((peak - safe) * LOG2E)
+    total = total * shrink + tl.sum(p, 1)
+    if HALF:
+        p *= UNIT
+    if PAIRS:
+        even, odd = pair(v, q.dtype, FORMAT)
+        acc_odd = tl.dot(p.to(q.dtype), odd, acc_odd * shrink[:, None])
+        acc = tl.dot(p.to(q.dtype), even, acc * shrink[:, None])
+    else:
+        acc = tl.dot(p.to(q.dtype), widened(v, q.dtype, FORMAT), acc * shrink[:, None], input_precision="ieee")
+    return acc, acc_odd, new, total
+
+
+@triton.jit
+def walk(
+    acc, acc_odd, peak, total, q, q_odd, unit, start, stop, k_ptr, v_ptr, table_ptr, b, g, i, queries, length, pages, left,
+    right, scale, softcap, slope, k_b, k_s, k_d, v_b, v_s, v_d, table_s,
+    D: tl.constexpr, DV: tl.constexpr, D_COLS: tl.constexpr, DV_COLS: tl.constexpr, N: tl.constexpr, PAGE: tl.constexpr,
+    ALIKE: tl.constexpr, FORMAT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, LEFT: tl.constexpr,
+    RIGHT: tl.constexpr, HALF: tl.constexpr, ACCURATE: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Keys ``start`` … ``stop - 1`` of a sequence, tile by tile; pointers are those of its head and of its row of the table."""
+    PAIR: tl.constexpr = 2 if PAIRS else 1
+    page = tl.zeros([1], tl.int32)
+    if PAGE > 0:
+        page = pages_of(table_ptr, start, stop, pages, table_s, PAGE, N)
+    for n in tl.range(start, stop, N):
+        token = n + tl.arange(0, N)
+        there = inside_of(n, stop, page, PAGE, N)
+        if LEFT:  # what lies before the window may be NaN, or another sequence's by now
+            there &= length - queries - token <= left
+        k_rows = rows_of(n, page, k_b, k_s, PAGE, N)
+        v_rows = k_rows if ALIKE else rows_of(n, page, v_b, v_s, PAGE, N)
+        if PAGE > 0:  # one tile ahead: addresses wait for nothing
+            page = pages_of(table_ptr, n + N, stop, pages, table_s, PAGE, N)
+        k = read_keys(k_ptr, k_rows, there[:, None], k_d, D // PAIR, D_COLS // PAIR)
+        v = read_keys(v_ptr, v_rows, there[:, None], v_d, DV // PAIR, DV_COLS // PAIR)
+        acc, acc_odd, peak, total = absorb(
+            acc, acc_odd, peak, total, q, q_odd, unit, k, v, there, token, b, g, i, queries, length, left, right, scale,
+            softcap, slope, FORMAT, SOFTCAP, ALIBI, LEFT, RIGHT, HALF, ACCURATE, PAIRS,
+        )  # fmt: skip
+    return acc, acc_odd, peak, total
+
+
+@triton.jit
+def leave(parts_ptr, part, acc, peak, total, M: tl.constexpr, KEPT: tl.constexpr, DV_COLS: tl.constexpr):
+    """The sums of a part, where they are merged from: KEPT rows of values, then their peaks, then their totals."""
+    kept = tl.arange(0, M)
+    parts_ptr += part.to(tl.int64) * (KEPT * (DV_COLS + 2))
+    at = parts_ptr + (kept * DV_COLS)[:, None] + tl.arange(0, DV_COLS)[None, :]
+    tl.store(at, acc, mask=(kept < KEPT)[:, None])
+    tl.store(parts_ptr + KEPT * DV_COLS + kept, peak, mask=kept < KEPT)
+    tl.store(parts_ptr + KEPT * (DV_COLS + 1) + kept, total, mask=kept < KEPT)
+
+
 LENGTHS = ["batches", "groups", "group", "queries", "capacity", "splits", "each", "tiles", "left", "right"]
 
 
@@ -242,44 +319,11 @@ def attend_part(
     acc, total = tl.zeros([M, DV_COLS // PAIR], tl.float32), tl.zeros([M], tl.float32)
     acc_odd = acc
     peak = tl.full([M], float("-inf"), tl.float32)
-    page = tl.zeros([1], tl.int32)
-    if PAGE > 0:
-        page = pages_of(table_ptr, start, stop, pages, table_s, PAGE, N)
-    for n in tl.range(start, stop, N):
-        token = n + tl.arange(0, N)
-        there = inside_of(n, stop, page, PAGE, N)
-        if LEFT:  # what lies before the window may be NaN, or another sequence's by now
-            there &= length - queries - token <= left
-        k_rows = rows_of(n, page, k_b, k_s, PAGE, N)
-        v_rows = k_rows if ALIKE else rows_of(n, page, v_b, v_s, PAGE, N)
-        if PAGE > 0:  # one tile ahead: addresses wait for nothing
-            page = pages_of(table_ptr, n + N, stop, pages, table_s, PAGE, N)
-        k = read_keys(k_ptr, k_rows, there[:, None], k_d, D // PAIR, D_COLS // PAIR)
-        if PAIRS:
-            even, odd = pair(k, q.dtype, FORMAT)
-            qk = tl.dot(q_odd, tl.trans(odd), tl.dot(q, tl.trans(even))) * unit
-        else:
-            qk = tl.dot(q, tl.trans(widened(k, q.dtype, FORMAT)), input_precision="ieee") * unit
-        s, _inner, _outer = scores(
-            qk, 1.0, 1.0, b, g, i, token[None, :], queries, length, left, right, scale, softcap, slope, False, SOFTCAP, ALIBI,
-            False, False, None, None, LEFT, RIGHT, LEFT or RIGHT, False, ACCURATE,
-        )  # fmt: skip
-        s = tl.where(there[None, :], s, float("-inf"))
-        new = tl.maximum(peak, tl.max(s, 1))
-        safe = tl.where(new == float("-inf"), 0.0, new)
-        p = tl.exp2((s - safe[:, None]) * LOG2E)
-        shrink = tl.exp2((peak - safe) * LOG2E)
-        total = total * shrink + tl.sum(p, 1)
-        v = read_keys(v_ptr, v_rows, there[:, None], v_d, DV // PAIR, DV_COLS // PAIR)
-        if HALF:
-            p *= UNIT
-        if PAIRS:
-            even, odd = pair(v, q.dtype, FORMAT)
-            acc_odd = tl.dot(p.to(q.dtype), odd, acc_odd * shrink[:, None])
-            acc = tl.dot(p.to(q.dtype), even, acc * shrink[:, None])
-        else:
-            acc = tl.dot(p.to(q.dtype), widened(v, q.dtype, FORMAT), acc * shrink[:, None], input_precision="ieee")
-        peak = new
+    acc, acc_odd, peak, total = walk(
+        acc, acc_odd, peak, total, q, q_odd, unit, start, stop, k_ptr, v_ptr, table_ptr, b, g, i, queries, length, pages, left,
+        right, scale, softcap, slope, k_b, k_s, k_d, v_b, v_s, v_d, table_s, D, DV, D_COLS, DV_COLS, N, PAGE, ALIKE, FORMAT,
+        SOFTCAP, ALIBI, LEFT, RIGHT, HALF, ACCURATE, PAIRS,
+    )  # fmt: skip
     if PAIRS:
         acc = tl.interleave(acc, acc_odd)
     if parts == 1:
@@ -288,12 +332,7 @@ def attend_part(
             sink = tl.load(sinks_ptr + head, mask=inside, other=0.0).to(tl.float32)
         finish(o_ptr, lse_ptr, acc, peak, total, sink, v_scale, row, o_at, lse_at, inside, o_d, DV, DV_COLS, SINKS, LSE)
     elif SPLIT != "whole":
-        kept = tl.arange(0, M)
-        parts_ptr += program.to(tl.int64) * (KEPT * (DV_COLS + 2))
-        at = parts_ptr + (kept * DV_COLS)[:, None] + tl.arange(0, DV_COLS)[None, :]
-        tl.store(at, acc, mask=(kept < KEPT)[:, None])
-        tl.store(parts_ptr + KEPT * DV_COLS + kept, peak, mask=kept < KEPT)
-        tl.store(parts_ptr + KEPT * (DV_COLS + 1) + kept, total, mask=kept < KEPT)
+        leave(parts_ptr, program, acc, peak, total, M, KEPT, DV_COLS)
 
 
 @triton.jit(do_not_specialize=LENGTHS)

@@ -87,8 +87,8 @@ def flags_of(device: torch.device, count: int) -> Tensor:
     if torch.cuda.is_current_stream_capturing():
         return torch.zeros(count, dtype=torch.int32, device=device)
     key = (device.index or 0, torch._C._cuda_getCurrentRawStream(device.index or 0))
-    if (found := _flags.get(key)) is None:
-        found = _flags[key] = torch.zeros(2 * multiprocessors(device), dtype=torch.int32, device=device)
+    if (found := _flags.get(key)) is None or found.shape[0] < count:
+        found = _flags[key] = torch.zeros(max(count, 2 * multiprocessors(device)), dtype=torch.int32, device=device)
     return found
 
 
