@@ -314,6 +314,9 @@ class TextStream:
             return ""
         self.certain = len(self.tokens)
         self.made += piece
+        if not self.stop:  # nothing is held back
+            self.given += len(piece)
+            return piece
         return self._ready()
 
     def _of_bytes(self, final: bool = False) -> str:

@@ -41,7 +41,10 @@ def serve(
         import prometheus_client  # noqa: F401
         import uvicorn
     except ModuleNotFoundError as missing:
-        message = "weft serve needs FastAPI, uvicorn and prometheus-client: pip install 'weft[gpu,inference,serve]'"
+        message = (
+            f"weft serve needs FastAPI, uvicorn and prometheus-client, and {missing.name} is not installed: "
+            "pip install 'weft[gpu,inference,serve]'"
+        )
         raise ModuleNotFoundError(message, name=missing.name) from missing
     from weft.inference.llm import LLM
     from weft.inference.server.app import make_app

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
@@ -12,6 +13,8 @@ from typing import Any
 
 from weft.inference.engine import Engine, Output, Stats
 from weft.inference.parameters import SamplingParameters
+
+SWITCH_S = 2e-4  # how long the engine waits for a busy event loop when it comes back from the device; Python has 5e-3
 
 
 class Overloaded(Exception):
@@ -80,6 +83,7 @@ class Driver:
         self._count = 0  # of the event loop: what was sent and has not ended
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ids = itertools.count()
+        sys.setswitchinterval(SWITCH_S)
         self._thread = threading.Thread(target=self._run, name="weft-engine", daemon=True)
         self._thread.start()
 
