@@ -618,7 +618,16 @@ def vector_add(x: Tensor, y: Tensor) -> Tensor:
 def vectorized_access(x: Tensor, width: int = 16) -> Tensor:
     """A copy with one access of ``width`` bytes a thread."""
 
-def weight_only_matmul(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+def weight_only_matmul(
+    x: Tensor,
+    weight: QuantizedWeight,
+    bias: Tensor | None = None,
+    norm: Tensor | None = None,
+    eps: float = 1e-06,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    following: tuple[Tensor, ...] = (),
+) -> Tensor:
     """A linear layer's product for few rows with a quantised weight: x · wᵀ + bias."""
 
 def explain(operator: str, /, *args: Any, direction: str = "forward", compiled: bool = False, **kwargs: Any) -> Choice:

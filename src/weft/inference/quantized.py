@@ -24,6 +24,7 @@ from weft.operators.low_precision.quantized_weight import (
 
 # N outputs, K inputs, G groups of a row
 FORMATS = ("int4", "int8", "fp8")
+FUSED = 4  # tokens of which norm, gate and residual are parts of a product's launch
 STEP = 2**24  # weights that are quantised at a time
 SHRINK = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # of int4's scales that are tried
 
@@ -99,6 +100,7 @@ class Quantized:
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype):
         self.weight, self.bias = weight, bias
+        self.following: tuple[Tensor, ...] = ()  # what the layers behind this one read first
         self.dense = None if weight.words.is_cuda else dequantize_weight(weight, dtype)
 
     @classmethod
@@ -113,6 +115,18 @@ class Quantized:
         if self.dense is not None:
             return F.linear(x, self.dense, self.bias)
         y: Tensor = ops.weight_only_matmul(x, self.weight, self.bias)
+        return y
+
+    def fused(
+        self, x: Tensor, norm: tuple[Tensor, float] | None, residual: Tensor | None, gated: bool
+    ) -> Tensor | None:
+        """Of few tokens on a GPU, else None."""
+        if self.dense is not None or x.shape[0] > FUSED:
+            return None
+        weight, eps = norm or (None, 0.0)
+        activation = "swiglu" if gated else None
+        y: Tensor = ops.weight_only_matmul(x, self.weight, self.bias, weight, eps, residual, activation,
+                                           self.following)  # fmt: skip
         return y
 
 

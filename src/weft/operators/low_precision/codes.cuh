@@ -3,6 +3,14 @@
 #pragma once
 #include "prelude.cuh"
 
+// Lets the kernel behind begin, and waits for the end of the one before, if this one was launched for an early start (launch.py).
+__device__ __forceinline__ void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ u32 fma_pair(bf16, u32 a, u32 b, u32 c) {
   u32 r;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));

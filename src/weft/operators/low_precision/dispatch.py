@@ -2,9 +2,11 @@
 ``WEIGHT_ONLY``. Neither has a kernel backward: quantised values have no gradient.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from weft.operators.call import FLOATS
@@ -12,7 +14,7 @@ from weft.operators.checks import check_device, check_shape, check_tensor
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.hopper import gemm
 from weft.operators.linear.dispatch import check_bias
-from weft.operators.low_precision import scaled_kernels, weight_only_hopper, weight_only_kernels
+from weft.operators.low_precision import scaled_kernels, weight_only_hopper, weight_only_kernels, weight_only_stream
 from weft.operators.low_precision.quantized_weight import BITS, GROUPS, SCALES, QuantizedWeight, block
 from weft.operators.low_precision.scaled_kernels import BLOCK
 
@@ -123,15 +125,22 @@ SCALED = Dispatch(
 
 
 class WeightOnlyCall(Call):
-    """A call of ``weight_only_matmul``, checked: x [M, K] with the parts of a :class:`QuantizedWeight`; any tensor stands in
-    for zero points or a bias that there are not. Plans are called with ``(x, words, scale, zero, bias, y)``, y [M, N]
-    row-major."""
+    """A call of ``weight_only_matmul``, checked: x [M, K] with the parts of a :class:`QuantizedWeight`, and what surrounds the
+    product; any tensor stands in for what there is not. Plans are called with ``(x, words, scale, zero, bias, norm, residual,
+    next, then, y)``, y [M, outputs] row-major."""
 
     def __init__(
-        self, x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, bias: Tensor, has_zero: bool, has_bias: bool, format: str,
-        group: int, columns: int,
+        self, x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, bias: Tensor, norm: Tensor, residual: Tensor,
+        next: Tensor, then: Tensor, has_zero: bool, has_bias: bool, normed: bool, added: bool, following: int,
+        activation: str | None, eps: float, format: str, group: int, columns: int,
     ):  # fmt: skip
-        name, self.x, self.bias = "weight_only_matmul", x, bias if has_bias else None
+        self.following = (next, then)[:following]
+        name, self.x, self.bias, self.eps = "weight_only_matmul", x, bias if has_bias else None, eps
+        self.norm, self.residual, self.gated = (
+            norm if normed else None,
+            residual if added else None,
+            activation is not None,
+        )
         self.weight = QuantizedWeight(words, scale, zero if has_zero else None, format, group, columns)
         check_tensor(name, "x", x)
         check_shape(name, "x", x, x.ndim == 2, "a matrix (two dimensions)")
@@ -139,6 +148,20 @@ class WeightOnlyCall(Call):
         if x.shape[1] != columns:
             raise ValueError(f"{name}: 'x' has shape {tuple(x.shape)} and 'weight' {columns} columns; expected as many")
         check_bias(name, self.bias, x, "weight", words.shape[0])
+        if activation not in (None, "swiglu") or (activation and words.shape[0] % 2):
+            raise ValueError(
+                f"{name}: activation {activation!r:.40} of a weight of {words.shape[0]} rows; expected None, or swiglu of an "
+                "even number"
+            )
+        self.outputs = words.shape[0] // (2 if activation else 1)
+        for argument, t, shape in (
+            ("norm", self.norm, (columns,)),
+            ("residual", self.residual, (len(x), self.outputs)),
+        ):
+            if t is not None:
+                check_tensor(name, argument, t, (x.dtype,))
+                check_device(name, argument, t, "x", x)
+                check_shape(name, argument, t, tuple(t.shape) == shape, str(shape))
 
     @property
     def empty(self) -> bool:
@@ -178,15 +201,43 @@ def check_parts(x: Tensor, weight: QuantizedWeight) -> None:
         )
 
 
+class Apart:
+    """A plan of the product alone, ``(x, words, scale, zero, bias, y)``, with PyTorch's operators before and behind it."""
+
+    def __init__(self, c: WeightOnlyCall, made: Callable[..., Any]):
+        x = c.x if c.norm is None else torch.empty(c.x.shape, dtype=c.x.dtype, device=c.x.device)
+        self.product, self.eps = made(x, c.weight, c.bias), c.eps
+        self.normed, self.gated, self.added = c.norm is not None, c.gated, c.residual is not None
+
+    def __call__(
+        self, x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, bias: Tensor, norm: Tensor, residual: Tensor,
+        next: Tensor, then: Tensor, y: Tensor,
+    ) -> None:  # fmt: skip
+        if self.normed:
+            x = F.rms_norm(x, x.shape[-1:], norm, self.eps)
+        whole = y.new_empty(len(x), len(words)) if self.gated or self.added else y
+        self.product(x, words, scale, zero, bias, whole)
+        if self.gated:
+            gate, up = whole.chunk(2, 1)
+            whole = torch.mul(F.silu(gate), up, out=None if self.added else y)
+        if self.added:
+            torch.add(whole, residual, out=y)
+
+
 WEIGHT_ONLY = Dispatch(
     WeightOnlyCall, ON_CPU, EMPTY,
     Route("dequantized", lambda c: len(c.x) > MOST_ROWS,
           "over 64 rows of x: the weight is dequantised in one pass, and the product is cuBLAS's",
-          lambda c: weight_only_kernels.DequantizedPlan(c.x, c.weight, c.bias)),
+          lambda c: Apart(c, weight_only_kernels.DequantizedPlan)),
+    Route("stream", lambda c: True,
+          "up to 8 rows of x: each warp streams its own part of the codes, with norm, activation and residual in one launch",
+          lambda c: weight_only_stream.StreamPlan(c.x, c.weight, c.bias, c.norm, c.residual, c.eps, c.gated,
+                                                  c.following),
+          lambda c: weight_only_stream.why_not(c.x, c.weight, c.norm, c.residual), sm=90),
     Route("cuda", lambda c: True,
           "few rows of x: codes come by TMA and become floats on their way to wgmma, 1.1 to 2.4 times Triton's kernel",
-          lambda c: weight_only_hopper.WeightOnlyPlan(c.x, c.weight, c.bias),
+          lambda c: Apart(c, weight_only_hopper.WeightOnlyPlan),
           lambda c: weight_only_hopper.why_not(c.x, c.weight.words), sm=90),
     Route("triton", lambda c: True, "few rows of x: codes are read once and unpacked in registers",
-          lambda c: weight_only_kernels.plan(c.x, c.weight, c.bias)),
+          lambda c: Apart(c, weight_only_kernels.plan)),
 )  # fmt: skip

@@ -8,6 +8,9 @@
 // sums.
 //
 // Warpgroups along K, and the BLOCKS blocks of a cluster, hand their sums to one block, which adds them in one order.
+//
+// Started early, the thread that fetches fills the ring with codes before it waits for the kernel before; nothing is written until
+// units of x have come.
 #include "prelude.cuh"
 #include "hopper_pipeline.cuh"
 #include "narrow_wgmma.cuh"
@@ -80,18 +83,27 @@ __global__ void __launch_bounds__(128 * DOWN * ALONG + 32, 1)
   if (warp == WORKERS / 32) {
     // ---- one thread fetches ----
     if (elected()) {
-      int slot = 0;
-      u32 parity = 1;  // a fresh slot counts as emptied
-      for (int unit = first; unit < last; unit++) {
-        barrier_wait(&empty[slot], parity);
+      auto fetch_weight = [&](int unit, int slot) {
         barrier_expect(&full[slot], STAGE);
-        unsigned char *const stage = ring + slot * STAGE;
 #pragma unroll
         for (int line = 0; line < LINES; line++)
-          fetch(stage + line * W_BOX, weight_map, (unit * LINES + line) * 32, int(n), 0, &full[slot]);
+          fetch(ring + slot * STAGE + line * W_BOX, weight_map, (unit * LINES + line) * 32, int(n), 0, &full[slot]);
+      };
+      auto fetch_x = [&](int unit, int slot) {
 #pragma unroll
         for (int box = 0; box < BOXES; box++)
-          fetch(stage + LINES * W_BOX + box * X_BOX, x_map, (unit * BOXES + box) * 64, 0, 0, &full[slot]);
+          fetch(ring + slot * STAGE + LINES * W_BOX + box * X_BOX, x_map, (unit * BOXES + box) * 64, 0, 0, &full[slot]);
+      };
+      const int ahead = min(last - first, STAGES);
+      for (int i = 0; i < ahead; i++) fetch_weight(first + i, i);
+      wait_for_predecessor();
+      for (int i = 0; i < ahead; i++) fetch_x(first + i, i);
+      int slot = 0;
+      u32 parity = 0;
+      for (int unit = first + STAGES; unit < last; unit++) {
+        barrier_wait(&empty[slot], parity);
+        fetch_weight(unit, slot);
+        fetch_x(unit, slot);
         if (++slot == STAGES) slot = 0, parity ^= 1;
       }
     }

@@ -17,7 +17,7 @@ from weft.definition import Declined
 from weft.operators.configs import Config, Configurations, bucket, grid_of
 from weft.operators.cuda import CTYPES, CudaPlan
 from weft.operators.hopper.tensor_maps import Maps, map_why_not
-from weft.operators.launch import multiprocessors, target_sm
+from weft.operators.launch import multiprocessors, starts_early, target_sm
 from weft.operators.low_precision.quantized_weight import BITS, SLICE, QuantizedWeight, block
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -135,7 +135,8 @@ class WeightOnlyPlan:
         arguments = ", ".join(map(str, (*types, *(str(flag).lower() for flag in flags), *sizes)))
         kernel, threads = f"weight_only_hopper<{arguments}>", 128 * c["DOWN"] * c["ALONG"] + 32
         self.maps = (Maps(x, False, (64, tokens)), Maps(words, False, (LINE // 4, rows)))
-        self.launch = CudaPlan(SOURCE, kernel, (grid, 1), threads, (), c["BLOCKS"], shared_bytes(c, format, tokens))
+        self.launch = CudaPlan(SOURCE, kernel, (grid, 1), threads, (), c["BLOCKS"], shared_bytes(c, format, tokens),
+                               early=starts_early(x.device))  # fmt: skip
         units = -(-k // columns_of(format, c["LINES"]))
         bias_col = 0 if bias is None else bias.stride(0)
         self.shape = Shape(n, *scale_strides, *zero_strides, bias_col, m, k // group if group else 0, units)

@@ -1,4 +1,5 @@
-"""``weight_only_matmul(x, weight, bias=None)``: a linear layer's product for few rows with a weight of int8, int4 or fp8 codes.
+"""``weight_only_matmul(x, weight, bias=None)``: a linear layer's product for few rows with a weight of int8, int4 or fp8 codes,
+and what surrounds it in a decoder: the norm of x, a gated activation, a residual.
 
 Reads N·K codes of 8 or 4 bits and their scales; x and y have 16 bits, sums 32. Reading the codes is the limit (README.md).
 """
@@ -24,19 +25,45 @@ from weft.operators.low_precision.dispatch import WEIGHT_ONLY
 from weft.operators.low_precision.quantized_weight import QuantizedWeight, dequantize_weight, quantize_weight
 from weft.operators.random_inputs import LAYOUTS, VALUES, of_vectors, random_tensor
 
+EPS = 1e-6
 
-def reference(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+
+def around(
+    product: Callable[..., Tensor], x: Tensor, weight: QuantizedWeight, bias: Tensor | None, norm: Tensor | None, eps: float,
+    residual: Tensor | None, activation: str | None,
+) -> Tensor:  # fmt: skip
+    """``product(x, weight, bias)``, and what surrounds it by PyTorch's operators."""
+    y = product(x if norm is None else F.rms_norm(x, x.shape[-1:], norm, eps), weight, bias)
+    if activation == "swiglu":
+        gate, up = y.chunk(2, 1)
+        y = F.silu(gate) * up
+    return y if residual is None else y + residual
+
+
+def by_pytorch(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, dequantize_weight(weight, x.dtype), bias)
+
+
+def reference(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, norm: Tensor | None = None, eps: float = EPS,
+    residual: Tensor | None = None, activation: str | None = None,
+) -> Tensor:  # fmt: skip
+    return around(by_pytorch, x, weight, bias, norm, eps, residual, activation)
 
 
 def inputs(w: Workload, g: Any, device: str) -> dict[str, Any]:
     """x [M, K] and a weight [N, K] of normal random numbers, quantised. Options: ``format``, ``group`` (of int4 128, else whole
-    rows), ``zero`` (int4 with zero points), ``bias``, ``layout`` (of x and the bias) and ``values`` (of x)."""
+    rows), ``zero`` (int4 with zero points), ``bias``, ``layout`` (of x and the bias), ``values`` (of x), and what surrounds the
+    product: ``norm``, ``activation``, ``residual``."""
     m, n, k = (w[a] for a in "MNK")
     layout = w.option("layout", "contiguous")
     x = random_tensor(g, (m, k), w.dtype, device, layout=layout, values=w.option("values", "normal"))
     bias = random_tensor(g, (n,), w.dtype, device, layout=of_vectors(layout)) if w.option("bias", True) else None
-    return {"x": x, "weight": _weight(w, g, device, n, k), "bias": bias}
+    norm = random_tensor(g, (k,), w.dtype, device) if w.option("norm", False) else None
+    outputs = n // 2 if w.option("activation", None) else n
+    residual = random_tensor(g, (m, outputs), w.dtype, device, layout=layout) if w.option("residual", False) else None
+    more = {"norm": norm, "eps": 1e-5, "residual": residual, "activation": w.option("activation", None)}
+    return {"x": x, "weight": _weight(w, g, device, n, k), "bias": bias, **more}
 
 
 def _form(w: Workload) -> tuple[str, int]:
@@ -62,13 +89,31 @@ def cost(w: Workload, direction: str) -> Cost:
     (m, n, k), size, (format, group) = (w[a] for a in "MNK"), w.bytes_per_element, _form(w)
     bias = n if w.option("bias", True) else 0
     scales = n * (k // group) * (size + w.option("zero", False)) if group else n * 4
-    reads = n * k * quantized_weight.BITS[format] // 8 + scales + (m * k + bias) * size
-    return Cost(reads, m * n * size, {w.dtype: 2.0 * m * n * k + m * bias})
+    outputs = m * (n // 2 if w.option("activation", None) else n)
+    more = k * w.option("norm", False) + outputs * w.option("residual", False)
+    reads = n * k * quantized_weight.BITS[format] // 8 + scales + (m * k + bias + more) * size
+    return Cost(reads, outputs * size, {w.dtype: 2.0 * m * n * k + m * bias})
 
 
-def _last_block_left_out(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+def _last_block_left_out(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *others: Any, **named: Any
+) -> Tensor:
     k = max(x.shape[1] - 1, 0) // quantized_weight.block(weight.format) * quantized_weight.block(weight.format)
-    return F.linear(x[:, :k], dequantize_weight(weight, x.dtype)[:, :k], bias)
+
+    def without(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
+        return F.linear(x[:, :k], dequantize_weight(weight, x.dtype)[:, :k], bias)
+
+    return around(without, x, weight, bias, *others, **named)
+
+
+def _gate_and_up_exchanged(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *others: Any, **named: Any
+) -> Tensor:
+    def exchanged(*operands: Any) -> Tensor:
+        y = by_pytorch(*operands)
+        return y.roll(y.shape[1] // 2, 1)
+
+    return around(exchanged, x, weight, bias, *others, **named)
 
 
 def _other(change: Callable[[QuantizedWeight], dict[str, Any]]) -> Callable[..., Tensor]:
@@ -97,6 +142,9 @@ weight_only_matmul = Operator(
         "bias": (False, True),
         "layout": LAYOUTS,
         "values": VALUES,
+        "norm": (False, True),
+        "activation": (None, "swiglu"),
+        "residual": (False, True),
     },
     tolerance=Tolerance(scale="tensor", terms=lambda w: max(w.axes.values())),
     workloads={
@@ -114,6 +162,9 @@ weight_only_matmul = Operator(
             *(workload(M=40, N=70, K=200, format=f) for f in ("int8", "fp8")),
             *(workload(M=3, N=20, K=72, layout=at) for at in LAYOUTS[1:]),
             *(workload(M=4, N=20, K=128, format=f, values="nonfinite") for f in quantized_weight.BITS),
+            *(workload(M=m, N=38, K=1152, format="int4", group=128, norm=True, activation="swiglu") for m in (1, 9)),
+            *(workload(M=m, N=20, K=344, format="fp8", residual=True, bias=False) for m in (3, 65)),
+            workload(M=2, N=34, K=512, format="int8", norm=True, activation="swiglu", residual=True, layout="strided"),
         ],
         "full": [workload(M=m, N=300, K=1280, format=f, group=g) for m in (1, 7, 64) for f, g in FORMS],
         "huge": [quantised("bf16", m, 2**17 + 8, 2**14 + 128, f, g) for m in (1, 16) for f, g in FORMS],
@@ -127,6 +178,8 @@ weight_only_matmul = Operator(
             quantised("bf16", 5, 4096, 4096, "int8", 64),
             quantised("fp32", 16, 8192, 8192, "int4", 128),
             workload("bf16", M=3, N=500, K=1000, format="fp8"),
+            *(quantised("bf16", m, 8192, 8192, f, g, norm=True, activation="swiglu") for f, g in FORMS for m in (1, 8)),
+            *(quantised("bf16", m, 4096, 14336, f, g, residual=True) for f, g in FORMS for m in (1, 4)),
         ],
         "tune": [
             *(quantised("bf16", m, n, n, f, g) for f, g in FORMS for m in (1, 8, 16, 64) for n in (4096, 8192)),
@@ -141,26 +194,46 @@ weight_only_matmul = Operator(
         Mutant("halves of a word swapped", _other(lambda w: {"words": w.words << 16 | w.words >> 16 & 0xFFFF})),
         Mutant("the next group's scale", _other(lambda w: {"scale": w.scale.roll(1, -1)})),
         Mutant("zero points left out", _other(lambda w: {"zero": None})),
+        Mutant("norm left out", mutants.changed(reference, norm=lambda norm: None)),
+        Mutant("residual left out", mutants.changed(reference, residual=lambda residual: None)),
+        Mutant("gate and up exchanged", _gate_and_up_exchanged),
     ],
 )
 
 
-def _operands(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> tuple[Tensor, ...]:
-    """What the kernel's five pointers are: ``words`` where it reads nothing."""
+def _operands(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, norm: Tensor | None, residual: Tensor | None,
+    following: tuple[Tensor, ...] = (),
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """What the kernels' pointers are: ``words`` where they read nothing."""
     words, scale, zero, *_ = weight
-    return x, words, scale, words if zero is None else zero, words if bias is None else bias
+    there = (words if t is None else t for t in (zero, bias, norm, residual))
+    return x, words, scale, *there, *following, *(words,) * (2 - len(following))
 
 
-def _options(weight: QuantizedWeight, bias: Tensor | None) -> tuple[Any, ...]:
-    return weight.zero is not None, bias is not None, weight.format, weight.group, weight.columns
+def _options(
+    weight: QuantizedWeight, bias: Tensor | None, norm: Tensor | None, eps: float, residual: Tensor | None,
+    activation: str | None, following: tuple[Tensor, ...] = (),
+) -> tuple[Any, ...]:  # fmt: skip
+    there = tuple(t is not None for t in (weight.zero, bias, norm, residual))
+    return *there, len(following), activation, eps, weight.format, weight.group, weight.columns
 
 
-def launched(plans: Plans, x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tensor:
-    operands = _operands(x, weight, bias)
-    plan = plans.of(operands, *_options(weight, bias)) if len(x) * len(weight.words) else None
+def launched(
+    plans: Plans, x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, norm: Tensor | None = None,
+    eps: float = EPS, residual: Tensor | None = None, activation: str | None = None,
+) -> Tensor:  # fmt: skip
+    operands = _operands(x, weight, bias, norm, residual)
+    options = _options(weight, bias, norm, eps, residual, activation)
+    plan = plans.of(operands, *options) if len(x) * len(weight.words) else None
     if plan is None:
-        return reference(x, weight, bias)
-    y = torch.empty((x.shape[0], weight.words.shape[0]), dtype=x.dtype, device=x.device)
+        return reference(x, weight, bias, norm, eps, residual, activation)
+    return _computed(plan, operands, activation)
+
+
+def _computed(plan: Any, operands: tuple[Tensor, ...], activation: str | None) -> Tensor:
+    x, words, *_ = operands
+    y = torch.empty((x.shape[0], words.shape[0] // (2 if activation else 1)), dtype=x.dtype, device=x.device)
     plan(*operands, y)
     return y
 
@@ -198,10 +271,13 @@ def by_operator(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) -> Tens
     return weight_only_matmul_op(x, words, scale, zero, bias, format, group)
 
 
-def by_kernel(name: str, x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        return by_operator(x, weight, bias)
-    return launched(WEIGHT_ONLY.kernel(name), x, weight, bias)
+def by_kernel(
+    name: str, x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, norm: Tensor | None = None, eps: float = EPS,
+    residual: Tensor | None = None, activation: str | None = None,
+) -> Tensor:  # fmt: skip
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, bias, norm, residual)):
+        return around(by_operator, x, weight, bias, norm, eps, residual, activation)
+    return launched(WEIGHT_ONLY.kernel(name), x, weight, bias, norm, eps, residual, activation)
 
 
 _made: Any = WeakIdKeyDictionary()
@@ -216,11 +292,26 @@ def _beforehand(weight: QuantizedWeight, what: str, make: Callable[[], Any]) -> 
     return known[what][1]
 
 
+def peer(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A product of others, and what surrounds it by PyTorch's operators."""
+
+    @functools.wraps(product)
+    def run(
+        x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, norm: Tensor | None = None, eps: float = EPS,
+        residual: Tensor | None = None, activation: str | None = None,
+    ) -> Tensor:  # fmt: skip
+        return around(product, x, weight, bias, norm, eps, residual, activation)
+
+    return run
+
+
+@peer
 def dense(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """PyTorch's linear layer on the dequantised weight: what the same model takes without quantisation."""
     return F.linear(x, _beforehand(weight, f"dense {x.dtype}", lambda: dequantize_weight(weight, x.dtype)), bias)
 
 
+@peer
 def tinygemm(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """``torch._weight_int4pack_mm``, which PyTorch has for bf16 with groups; its value is (code - 8) · scale + offset."""
     if weight.format != "int4":
@@ -239,6 +330,7 @@ def tinygemm(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> 
     return y if bias is None else y + bias
 
 
+@peer
 def int8pack(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """``torch._weight_int8pack_mm``: int8 with a scale for each row."""
     if weight.format != "int8" or weight.group:
@@ -248,6 +340,7 @@ def int8pack(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> 
     return y if bias is None else y + bias
 
 
+weight_only_matmul.implementation("stream", backend="cuda", arch=">=sm_90")(functools.partial(by_kernel, "stream"))
 weight_only_matmul.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
 weight_only_matmul.implementation("dequantized", backend="triton", arch=">=sm_80")(
     functools.partial(by_kernel, "dequantized")
@@ -261,7 +354,10 @@ weight_only_matmul.implementation("int8pack", devices=("cuda",), dtypes=("bf16",
 
 @weight_only_matmul.choice
 @guarded
-def choose(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Choice:
+def choose(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, norm: Tensor | None = None, eps: float = EPS,
+    residual: Tensor | None = None, activation: str | None = None,
+) -> Choice:  # fmt: skip
     if not isinstance(weight, QuantizedWeight):
         check_tensor("weight_only_matmul", "x", x)
         raise TypeError(
@@ -269,11 +365,15 @@ def choose(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Ch
             "quantize_weight or prepare_weight of weft.operators.low_precision.quantized_weight make one"
         )
     check_tensor("weight_only_matmul", "x", x, sharded=False)
-    return WEIGHT_ONLY.choose(*_operands(x, weight, bias), *_options(weight, bias))
+    options = _options(weight, bias, norm, eps, residual, activation)
+    return WEIGHT_ONLY.choose(*_operands(x, weight, bias, norm, residual), *options)
 
 
 @weight_only_matmul.function
-def weight_only_matmul_function(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+def weight_only_matmul_function(
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, norm: Tensor | None = None, eps: float = EPS,
+    residual: Tensor | None = None, activation: str | None = None, following: tuple[Tensor, ...] = (),
+) -> Tensor:  # fmt: skip
     """A linear layer's product for few rows with a quantised weight: x · wᵀ + bias.
 
     Args:
@@ -282,24 +382,28 @@ def weight_only_matmul_function(x: Tensor, weight: QuantizedWeight, bias: Tensor
         weight: [N, K] in int8, int4 or fp8, made once by ``quantize_weight`` or ``prepare_weight`` of
             ``weft.operators.low_precision.quantized_weight``.
         bias: [N], of x's dtype and device, or None.
+        norm, eps: a weight [K] of x's dtype: x is ``rms_norm(x, norm, eps)`` then, in the same launch for up to 8 rows.
+        residual: [M, outputs] of x's dtype, added to the result.
+        activation: ``swiglu``: the weight's first N / 2 rows are the gate's, and y = silu(gate) · up.
+        following: up to two tensors, such as rows of other weights' words, that the kernels behind this one read first: of up
+            to 8 rows, they come into L2 while this product ends.
 
     Returns:
-        [M, N] of x's dtype, accumulated in fp32; codes are multiplied without rounding, scales in fp32. Under autocast x and
-        the bias are cast as ``torch.nn.functional.linear`` does. Gradients are of x and the bias.
+        [M, N] of x's dtype ([M, N / 2] with an activation), accumulated in fp32; codes are multiplied without rounding, scales
+        in fp32. Up to 8 rows of 16 bits are rounded once, after activation and residual, else after each. Under autocast x
+        and the vectors are cast as ``torch.nn.functional.linear`` does. Gradients are of all but the weight.
 
     Raises:
-        TypeError: x or the bias of another dtype, a weight that is not prepared.
-        ValueError: shapes, devices or parts of the weight that do not fit, a scale that wants a gradient.
+        TypeError: x, bias, norm or residual of another dtype, a weight that is not prepared.
+        ValueError: shapes, devices or parts of the weight that do not fit, a scale that wants a gradient, another activation.
     """
     if weight.__class__ is QuantizedWeight:
-        operands = _operands(x, weight, bias)
+        operands = _operands(x, weight, bias, norm, residual, following)
         if eager(*operands):
-            ready = WEIGHT_ONLY.of(operands, *_options(weight, bias))
+            ready = WEIGHT_ONLY.of(operands, *_options(weight, bias, norm, eps, residual, activation, following))
             if ready is not None:
-                y = torch.empty((x.shape[0], weight.words.shape[0]), dtype=x.dtype, device=x.device)
-                ready(*operands, y)
-                return y
-    x, bias = cast_for_products(x, bias)
-    if choose(x, weight, bias).implementation == "torch":
-        return reference(x, weight, bias)
-    return by_operator(x, weight, bias)
+                return _computed(ready, operands, activation)
+    x, bias, norm, residual = cast_for_products(x, bias, norm, residual)
+    if choose(x, weight, bias, norm, eps, residual, activation).implementation == "torch":
+        return reference(x, weight, bias, norm, eps, residual, activation)
+    return around(by_operator, x, weight, bias, norm, eps, residual, activation)
