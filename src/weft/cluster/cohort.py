@@ -24,7 +24,7 @@ class Cohort:
             dict(zip(names, each.tolist(), strict=True)) for each in (limits.nominal, limits.reserved, limits.limit)
         )
         self.held = {name: [0] * len(self.pool) for name in names}
-        for job in jobs:
+        for job in jobs if quotas else ():
             self.add(job)
 
     def requested(self, job: Any) -> list[int]:

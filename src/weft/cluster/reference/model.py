@@ -1,10 +1,19 @@
 """Nodes, pieces of jobs, and jobs, as the reference simulator has them."""
 
+import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import Any
 
 from weft.cluster.model import WHOLE, Jobs, size_of
+
+
+@cache
+def arguments_of(function: Callable[..., Any]) -> int:
+    """How many arguments a policy's function takes: it may leave out the last ones."""
+    return len(inspect.signature(function).parameters)
 
 
 @dataclass
@@ -123,7 +132,7 @@ class Job:
     def tenant(self) -> str:
         return self.row.tenants[int(self.row.tenant[0])]
 
-    @property
+    @cached_property
     def milli_gpus(self) -> int:
         """Thousandths of GPUs that it requests."""
         return int(self.row.gpus[0] * self.row.milli[0])

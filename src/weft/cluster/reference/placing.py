@@ -10,7 +10,6 @@ highest score it takes one in the fullest rack, there in the fullest domain. The
 """
 
 import dataclasses
-import inspect
 import math
 from collections.abc import Iterable, Iterator
 from itertools import groupby, repeat
@@ -22,7 +21,7 @@ from weft.cluster import gangs
 from weft.cluster.model import WHOLE, Cluster, Jobs, NodeGroup, accepts
 from weft.cluster.placement import NOTHING, REQUIRED, check_ties, draw, first_random_state
 from weft.cluster.policy import find_placement, read_anew
-from weft.cluster.reference.model import Job, Node, Piece
+from weft.cluster.reference.model import Job, Node, Piece, arguments_of
 from weft.words import count
 
 
@@ -177,7 +176,7 @@ class Nodes:
             ValueError: the placement raises; with the job, the node and the time.
         """
         score: Any = self.placement.score
-        arguments = (piece, node, self.context)[: len(inspect.signature(score).parameters)]
+        arguments = (piece, node, self.context)[: arguments_of(score)]
         try:
             both = score(*arguments)
             if not math.isfinite(both[0] if isinstance(both, tuple) else both):

@@ -16,13 +16,12 @@ nodes if enough are left.
 
 import copy
 import dataclasses
-import inspect
 import math
 from collections.abc import Callable
 
 from weft.cluster.model import WHOLE
 from weft.cluster.order import FALLING, FIXED, FREE, RUNNING_FIRST, Preemption
-from weft.cluster.reference.model import Job, Node, Piece
+from weft.cluster.reference.model import Job, Node, Piece, arguments_of
 from weft.cluster.reference.state import State
 
 BY_ROUNDS = Preemption(lambda job, remaining, served: 0.0, FIXED)  # of an order that decides in rounds
@@ -47,14 +46,14 @@ def key(sim: State, job: Job, remaining: float, served: float) -> float:
     row = job.row
     inputs = KeyInputs(job.submit, row.estimate[0], gpus(job), row.priority[0], job.level, job.sequence)
     arguments = (inputs, remaining, served, sim.known_to_order)
-    found = float(rules(sim).key(*arguments[: len(inspect.signature(rules(sim).key).parameters)]))
+    found = float(rules(sim).key(*arguments[: arguments_of(rules(sim).key)]))
     if math.isnan(found):
         raise ValueError(f"the key of job {job.id!r} at {sim.now:g} s is nan; expected a number")
     return found
 
 
 def gpus(job: Job) -> float:
-    return float(job.row.gpus[0] * job.row.milli[0] / WHOLE)
+    return job.milli_gpus / WHOLE
 
 
 def rules(sim: State) -> Preemption:

@@ -101,6 +101,8 @@ def cohort_of(sim: State) -> Cohort:
 
 def waits_for_quota(sim: State, job: Job) -> bool:
     """Whether it would wait for its quota if it were alone in the queue, beside what is kept for other tenants' heads."""
+    if not sim.quotas:
+        return False
     cohort = cohort_of(sim)
     return not cohort.admits(job, sim.kept if cohort.borrows(job) else NO_TENANTS)
 
