@@ -452,6 +452,18 @@ def norm(
 ) -> Tensor:
     """Norm over one dimension, or over all: (Σ|x|^p)^(1/p)."""
 
+def norm_linear(
+    x: Tensor,
+    weight: Tensor,
+    norm: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    eps: float = 1e-06,
+    activation: str | None = None,
+) -> Tensor:
+    """A linear layer behind an RMSNorm, with activation and residual: act(rms_norm(x) · weightᵀ + bias) + residual."""
+
 def paged_decode_attention(
     q: Tensor,
     k_pages: Tensor,

@@ -12,7 +12,7 @@ from weft import ops
 from weft.inference.checkpoint import Source
 from weft.inference.config import ModelConfig
 from weft.inference.parallel import Ranks
-from weft.inference.weights import Linear, Loader, Quantise, gated, in_blocks
+from weft.inference.weights import Linear, Loader, Norm, Quantise, fused, gated, in_blocks
 
 # T tokens, H heads of queries, G heads of keys and values, D head dim, B sequences that decode, Q queries of each of these,
 # P pages, page tokens of a page, V vocabulary
@@ -85,6 +85,57 @@ class Pages:
         return 2 * config.layers * config.kv_heads // ranks * config.head_dim * dtype.itemsize
 
 
+class Stream:
+    """The residual stream of a step, h [T, hidden]: layers read rms_norm(h) and add their results to it. Of few tokens norm and
+    sum are parts of the layers' launches; else a sum waits for the next norm, and both are one launch.
+
+    Args:
+        rows: of a block where results must not depend on the batch; 0 for any number.
+        exchange: the ranks that share the model; None for this process alone.
+    """
+
+    def __init__(self, h: Tensor, rows: int, exchange: Ranks | None):
+        self.h, self.rows, self.exchange = h, rows, exchange
+        self.more: Tensor | None = None  # what is still to be added to h; a rank's part of it
+
+    def through(self, layer: Linear, norm: Norm, *, gate: bool = False) -> Tensor:
+        """layer(rms_norm(h)), or its gate's."""
+        y = fused(layer, self.h, norm, gated=gate) if self.more is None else None
+        if y is None:
+            x = self.normed(norm)
+            y = gated(layer, x) if gate else layer(x)
+        return y
+
+    def normed(self, norm: Norm) -> Tensor:
+        """rms_norm(h)."""
+        if self.more is not None and not self.rows:
+            add = ops.add_rms_norm if self.exchange is None else self.exchange.add_rms_norm
+            y, self.h = add(self.more, self.h, *norm)
+            self.more = None
+            return y
+        if self.more is not None:
+            if self.exchange is not None:
+                self.exchange.reduce(self.more)
+            self.h, self.more = self.more + self.h, None
+        h = self.h
+        return in_blocks(lambda t: ops.rms_norm(t, *norm), h, self.rows) if self.rows else ops.rms_norm(h, *norm)
+
+    def add(self, layer: Linear, x: Tensor) -> None:
+        """h + layer(x)."""
+        h = fused(layer, x, residual=self.h) if self.exchange is None and self.more is None else None
+        if h is None:
+            self.plus(layer(x))
+        else:
+            self.h = h
+
+    def plus(self, y: Tensor) -> None:
+        """h + y, where nothing else is still to be added."""
+        self.more = y
+
+    def select(self, rows: Tensor) -> None:
+        self.h, self.more = self.h[rows], None if self.more is None else self.more[rows]
+
+
 class Attention:
     def __init__(self, config: ModelConfig, layer: int, load: Loader):
         heads, groups, d, ranks = config.heads, config.kv_heads, config.head_dim, load.ranks
@@ -99,16 +150,18 @@ class Attention:
         self.q_norm = load.tensor(f"{at}.q_norm.weight", (d,)) if config.qk_norm else None
         self.k_norm = load.tensor(f"{at}.k_norm.weight", (d,)) if config.qk_norm else None
 
-    def __call__(self, x: Tensor, batch: Batch, pages: Pages, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """x [T, hidden] → [T, hidden]; ``angles`` of every position, for sequences that decode."""
-        q, k, v = self.qkv(x).view(x.shape[0], -1, self.d).split((self.heads, self.groups, self.groups), 1)
+    def __call__(self, stream: Stream, norm: Norm, batch: Batch, pages: Pages, angles: tuple[Tensor, Tensor]) -> None:
+        """``angles`` of every position, for sequences that decode."""
+        tokens = stream.h.shape[0]
+        qkv = stream.through(self.qkv, norm).view(tokens, -1, self.d)
+        q, k, v = qkv.split((self.heads, self.groups, self.groups), 1)
         n, parts = batch.decoding, []
         if n:
             parts.append(self._decode(q[:n], k[:n], v[:n], batch, pages, angles))
         if batch.prompts is not None:
             parts.append(self._prefill(q[n:], k[n:], v[n:], batch.prompts, n, pages))
         o = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return self.out(o.reshape(x.shape[0], self.heads * self.d))
+        stream.add(self.out, o.reshape(tokens, self.heads * self.d))
 
     def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
         def norm(t: Tensor) -> Tensor:
@@ -191,7 +244,11 @@ class FeedForward:
         self.gate_up = load.linear([f"{at}.gate_proj", f"{at}.up_proj"], [width, width], hidden, bias=bias)
         self.down = load.linear([f"{at}.down_proj"], [hidden], width, bias=bias, split=1)
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, stream: Stream, norm: Norm) -> None:
+        stream.add(self.down, stream.through(self.gate_up, norm, gate=True))
+
+    def alone(self, x: Tensor) -> Tensor:
+        """x [T, hidden] → [T, hidden]."""
         return self.down(gated(self.gate_up, x))
 
 
@@ -223,11 +280,12 @@ class MixtureOfExperts:
         self.shared = FeedForward(f"{at}.shared_expert", hidden, e.shared_size, load) if e.shared_size else None
         self.shared_gate = load.tensor(f"{at}.shared_expert_gate.weight", (1, hidden)) if e.shared_size else None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, stream: Stream, norm: Norm) -> None:
+        x = stream.normed(norm)
         y = self._by_rows(self._routed, x)
         if self.shared is not None and self.shared_gate is not None:
-            y = y + self._by_rows(self._weight, x) * self.shared(x)
-        return y
+            y = y + self._by_rows(self._weight, x) * self.shared.alone(x)
+        stream.plus(y)
 
     def _by_rows(self, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return in_blocks(f, x, self.rows) if self.rows else f(x)
@@ -270,7 +328,11 @@ class Decoder:
         load = Loader(source, device, dtype, quantise, rank, ranks, INVARIANT_ROWS if invariant else 0)
         self.config, self.device, self.dtype, self.exchange, self.rows = config, device, dtype, exchange, load.rows
         self.embedding = load.tensor("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
-        self.layers: list[tuple[Tensor, Attention, Tensor, Any]] = []
+
+        def norm(name: str) -> Norm:
+            return Norm(load.tensor(f"{name}.weight", (config.hidden_size,)), config.norm_eps)
+
+        self.layers: list[tuple[Norm, Attention, Norm, Any]] = []
         for i in range(config.layers):
             at = f"model.layers.{i}"
             attention = Attention(config, i, load)
@@ -278,11 +340,9 @@ class Decoder:
             feed_forward = MixtureOfExperts(config, f"{at}.mlp", load) if sparse else FeedForward(
                 f"{at}.mlp", config.hidden_size, config.intermediate_size, load, config.mlp_bias
             )  # fmt: skip
-            norms = (
-                load.tensor(f"{at}.{n}_layernorm.weight", (config.hidden_size,)) for n in ("input", "post_attention")
-            )
-            self.layers.append((next(norms), attention, next(norms), feed_forward))
-        self.norm = load.tensor("model.norm.weight", (config.hidden_size,))
+            before, after = (norm(f"{at}.{n}_layernorm") for n in ("input", "post_attention"))
+            self.layers.append((before, attention, after, feed_forward))
+        self.norm = norm("model.norm")
         if config.tied:
             self.head: Linear = load.of(self.embedding, head=True)
             if hasattr(source, "skip"):
@@ -299,7 +359,7 @@ class Decoder:
     @property
     def bytes(self) -> int:
         """Bytes of weights that a step reads, whatever the batch (of experts: all)."""
-        total = self.head.bytes + 2 * sum(w.numel() for w, *_ in self.layers) * self.dtype.itemsize
+        total = self.head.bytes + 2 * sum(norm.weight.numel() for norm, *_ in self.layers) * self.dtype.itemsize
         for _, attention, _, feed in self.layers:
             total += attention.qkv.bytes + attention.out.bytes
             if isinstance(feed, FeedForward):
@@ -311,27 +371,10 @@ class Decoder:
     @torch.inference_mode()
     def __call__(self, batch: Batch, pages: Pages) -> Tensor:
         """Logits [rows that are wanted, V], in the model's dtype. The batch's keys and values are in the cache then."""
-        eps = self.config.norm_eps
-        x = F.embedding(batch.tokens, self.embedding)
-        residual: Tensor | None = None
+        stream = Stream(F.embedding(batch.tokens, self.embedding), self.rows, self.exchange)
         for before, attention, after, feed_forward in self.layers:
-            y, residual = self._added(x, residual, before, eps)
-            x = attention(y, batch, pages, self.angles)
-            y, residual = self._added(x, residual, after, eps)
-            x = feed_forward(y)
+            attention(stream, before, batch, pages, self.angles)
+            feed_forward(stream, after)
         if batch.rows is not None:
-            x, residual = x[batch.rows], residual[batch.rows] if residual is not None else None
-        y, _ = self._added(x, residual, self.norm, eps)
-        return self.head(y)
-
-    def _added(self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """norm(h) and h = residual + x, where x behind a layer is a rank's part of a sum."""
-        if not self.rows:
-            if residual is not None and self.exchange is not None:
-                return self.exchange.add_rms_norm(x, residual, weight, eps)
-            y, h = ops.add_rms_norm(x, residual, weight, eps)
-            return y, h
-        if residual is not None and self.exchange is not None:
-            self.exchange.reduce(x)
-        h = x if residual is None else x + residual
-        return in_blocks(lambda t: ops.rms_norm(t, weight, eps), h, self.rows), h
+            stream.select(batch.rows)
+        return stream.through(self.head, self.norm)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,11 @@ from weft.inference.checkpoint import Source, finite
 
 
 class Linear(Protocol):
-    """``y = x · weightᵀ + bias`` of x [T, K]; safe to capture in a CUDA graph. ``bytes`` is what a call reads of the weight."""
+    """``y = x · weightᵀ + bias`` of x [T, K]; safe to capture in a CUDA graph. ``bytes`` is what a call reads of the weight.
+
+    It may also have a method ``fused(x, norm, residual, gated)``: the product of rms_norm(x), its gate, silu(gate) · up, and
+    its sum with a residual in one launch, or None where the layer declines.
+    """
 
     @property
     def bytes(self) -> int: ...
@@ -23,13 +27,26 @@ class Linear(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
+class Norm(NamedTuple):
+    """An RMSNorm: its weight [K], and what is added to the mean square."""
+
+    weight: Tensor
+    eps: float
+
+
+def fused(
+    layer: Linear, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None, *, gated: bool = False
+) -> Tensor | None:
+    """What a layer makes of x in one launch, with a norm before and a gate or a residual behind; None where it declines."""
+    method: Any = getattr(layer, "fused", None)
+    made: Tensor | None = None if method is None else method(x, norm, residual, gated)
+    return made
+
+
 def gated(layer: Linear, x: Tensor) -> Tensor:
     """silu(gate) · up of a layer whose first half of outputs is the gate; in one launch where the layer has one."""
-    at_once: Any = getattr(layer, "gated", None)
-    if at_once is not None and (y := at_once(x)) is not None:
-        return y
-    made: Tensor = ops.swiglu(*layer(x).chunk(2, -1))
-    return made
+    y = fused(layer, x, gated=True)
+    return ops.swiglu(*layer(x).chunk(2, -1)) if y is None else y
 
 
 class Dense:
@@ -49,11 +66,13 @@ class Dense:
             return y
         return F.linear(x, self.weight, self.bias)
 
-    def gated(self, x: Tensor) -> Tensor | None:
-        """silu(gate) · up of one token on a GPU, else None."""
-        if not self.gpu or x.shape[0] > 1 or self.bias is not None:
+    def fused(self, x: Tensor, norm: Norm | None, residual: Tensor | None, gated: bool) -> Tensor | None:
+        """Of one token on a GPU, else None."""
+        if not self.gpu or x.shape[0] > 1:
             return None
-        y: Tensor = ops.linear(x, self.weight, activation="swiglu")
+        weight, eps = norm or (None, 0.0)
+        activation = "swiglu" if gated else None
+        y: Tensor = ops.norm_linear(x, self.weight, weight, self.bias, residual, eps=eps, activation=activation)
         return y
 
 

@@ -347,25 +347,25 @@ def epilogue_launch(c: LinearCall) -> Any:
 
 
 def one_row_launch(c: LinearCall) -> Any:
-    plan = gemv.plan(c.matrix, c.weight, c.bias, c.activation)
+    residual = None if c.residual is None else flat(c.residual)
+    plan = gemv.plan(c.matrix, c.weight, c.bias, c.activation, residual=residual)
 
     def run(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, y: Tensor, pre: Tensor) -> None:
-        plan(flat(x), weight, bias, y)
+        plan(x, weight, bias, x, residual, y)  # the plan reads addresses alone
 
     return run
 
 
 def one_row_unsupported(c: LinearCall) -> str:
+    if c.keep:
+        return "what the activation is applied to is to be kept, for a gradient"
+    return few_rows_unsupported(c)
+
+
+def few_rows_unsupported(c: LinearCall) -> str:
     if c.m > gemv.MOST_ROWS or c.needs_copy:
         return f"{c.m} rows of x, or ones for which a copy would be needed; expected up to {gemv.MOST_ROWS}"
-    if (
-        c.residual is not None
-        or c.keep
-        or (c.has_epilogue and not c.activation.gated)
-        or (c.activation.gated and c.bias is not None)
-    ):
-        return "an epilogue other than a bias, or a gated activation without one"
-    return "" if c.weight.stride(1) == 1 or c.weight.shape[1] == 1 else "rows of the weight are not contiguous"
+    return "" if c.weight.stride(1) == 1 or c.k == 1 else "rows of the weight are not contiguous"
 
 
 COPY = "leading dimensions that do not collapse into rows of one stride, for which a copy would be needed"
@@ -375,8 +375,8 @@ HANDED_OVER = (ON_CPU, TRACED, EMPTY, Route("torch", lambda c: c.needs_copy, COP
 
 FORWARD = Dispatch(
     LinearCall, *HANDED_OVER,
-    Route("gemv", lambda c: c.m == 1 and c.activation.gated and c.x.dtype in SIXTEEN_BITS,
-          "one row of x and a gated activation: gate and up meet in one program", one_row_launch, one_row_unsupported),
+    Route("gemv", lambda c: c.m == 1 and c.has_epilogue and c.x.dtype in SIXTEEN_BITS,
+          "one row of x: the weight is read once, and what follows is done on the sums", one_row_launch, one_row_unsupported),
     Route("epilogue", lambda c: c.has_epilogue and (c.x.dtype == torch.float32 or c.m <= FEW), f"fp32, or few rows: {EPILOGUE}",
           epilogue_launch, copy_unsupported),
     Route("torch", lambda c: c.x.dtype == torch.float32, "cuBLAS's fp32 product is the fastest"),
@@ -404,6 +404,49 @@ QUANTIZED = Dispatch(
           functools.partial(quantized_tiled_launch, given=True), copy_unsupported),
     Route("triton", lambda c: c.k <= LONGEST_K, SHORT, quantized_tiled_launch, copy_unsupported),
     Route("epilogue", lambda c: True, EPILOGUE, functools.partial(quantized_tiled_launch, given=True), copy_unsupported),
+)  # fmt: skip
+
+
+class NormLinearCall(LinearCall):
+    """Of ``norm_linear``. Plans are called with ``(x, weight, norm, bias, residual, y)``, y contiguous."""
+
+    name = "norm_linear"
+
+    def __init__(
+        self, x: Tensor, weight: Tensor, norm: Tensor, bias: Tensor, residual: Tensor, normed: bool, biased: bool, added: bool,
+        eps: float, activation: str | None,
+    ):  # fmt: skip
+        super().__init__(x, weight, bias, residual, biased, added, activation)
+        self.norm, self.eps = norm if normed else None, eps
+        if self.norm is not None:
+            check_tensor(self.name, "norm", norm)
+            check_same(self.name, "norm", norm, "x", x)
+            check_shape(
+                self.name, "norm", norm, norm.shape == (self.k,), f"({self.k},), an element for each column of 'x'"
+            )
+        if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not eps >= 0:
+            raise ValueError(f"{self.name}: argument 'eps' is {eps!r:.40}; expected a number that is not negative")
+
+
+def norm_linear_launch(c: NormLinearCall) -> Any:
+    residual = None if c.residual is None else flat(c.residual)
+    plan = gemv.plan(c.matrix, c.weight, c.bias, c.activation, c.norm, residual, c.eps)
+
+    def run(x: Tensor, weight: Tensor, norm: Tensor, bias: Tensor, residual: Tensor, y: Tensor) -> None:
+        plan(x, weight, bias, norm, residual, y)
+
+    return run
+
+
+def norm_linear_unsupported(c: NormLinearCall) -> str:
+    return few_rows_unsupported(c) if c.k else "no columns, of which there is no mean"
+
+
+NORM_LINEAR = Dispatch(
+    NormLinearCall, *HANDED_OVER,
+    Route("triton", lambda c: c.m == 1, "one row of x: norm, product and what follows it in one launch", norm_linear_launch,
+          norm_linear_unsupported),
+    Route("torch", lambda c: True, "more rows: the norm, and a product of cuBLAS"),
 )  # fmt: skip
 
 
@@ -515,13 +558,18 @@ def many_rows(c: "FewRowsCall | WeightGradientCall") -> str:
     )
 
 
+def few_rows_launch(c: FewRowsCall) -> Any:
+    plan = gemv.plan(c.x, c.w, c.bias)
+    return lambda x, w, bias, y: plan(x, w, bias, w, x, y)
+
+
 FEW_ROWS = Dispatch(
     FewRowsCall, ON_CPU, EMPTY,
     Route("torch", lambda c: c.w.stride(1) != 1 and c.w.shape[1] > 1,
           "rows of w are not contiguous along K, so they cannot be read 16 bytes at a time"),
     Route("triton", lambda c: len(c.x) <= (2 if c.x.dtype == torch.float32 else 1),
           "one row of x, or two in fp32: w is read once",
-          lambda c: gemv.plan(c.x, c.w, c.bias), many_rows),
+          few_rows_launch, many_rows),
     Route("torch", lambda c: True, "more rows: no kernel of ours is faster than cuBLAS"),
 )  # fmt: skip
 
