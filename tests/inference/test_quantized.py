@@ -214,6 +214,84 @@ def test_broken_codes_are_refused(tmp_path):
             loaded(tmp_path)
 
 
+def in_shards(path, count=3):
+    """Spreads a folder's tensors over files, so that a layer's are in several."""
+    tensors, where = load_file(path / "model.safetensors"), {}
+    (path / "model.safetensors").unlink()
+    for i in range(count):
+        file = f"model-{i + 1:05d}-of-{count:05d}.safetensors"
+        part = {name: tensors[name] for name in sorted(tensors)[i::count]}
+        save_file(part, path / file)
+        where |= dict.fromkeys(part, file)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    return where
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_shards_of_other_quantisers(tmp_path, name):
+    foreign(tmp_path, *FOREIGN[name])
+    whole = logits_of(loaded(tmp_path), TOKENS)
+    in_shards(tmp_path)
+    assert torch.equal(logits_of(loaded(tmp_path), TOKENS), whole)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8", "int4:32:asymmetric"])
+def test_a_folder_is_written_in_shards(tmp_path, monkeypatch, name):
+    tiny.folder(tmp_path / "model", "llama", **SIZES)
+    write(tmp_path / "model", tmp_path / "whole", Scheme.of(name))
+    monkeypatch.setattr("weft.inference.quantized_folder.SHARD", 100_000)
+    write(tmp_path / "model", tmp_path / "out", Scheme.of(name))
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert len({*index["weight_map"].values()}) > 2 and not [*(tmp_path / "out").glob("part*")]
+    assert torch.equal(*(logits_of(loaded(tmp_path / at), TOKENS) for at in ("whole", "out")))
+
+
+def test_wrong_shards_are_refused(tmp_path):
+    foreign(tmp_path, *FOREIGN["awq"])
+    where = in_shards(tmp_path)
+    whole = logits_of(loaded(tmp_path), TOKENS)
+    index, at = tmp_path / "model.safetensors.index.json", "model.layers.1.mlp.up_proj.qzeros"
+    index.write_text(
+        json.dumps({"weight_map": {name: where[max(where)] if name == at else f for name, f in where.items()}})
+    )
+    assert torch.equal(logits_of(loaded(tmp_path), TOKENS), whole)  # an index that is wrong about a file of the folder
+    shard = tmp_path / where[at]
+    index.write_text(json.dumps({"weight_map": {name: f for name, f in where.items() if f != shard.name}}))
+    with pytest.raises(ValueError, match="no tensor"):
+        loaded(tmp_path)
+    index.write_text(json.dumps({"weight_map": where}))
+    tensors = load_file(shard)
+    save_file({name: t for name, t in tensors.items() if name != at}, shard)
+    with pytest.raises(ValueError, match=rf"no tensor '{at}', which awq needs"):
+        loaded(tmp_path)
+    other = next(name for name, f in where.items() if f != shard.name)
+    save_file({**tensors, other: torch.zeros(1)}, shard)
+    with pytest.raises(ValueError, match=f"another shard have a tensor '{other}'; expected it once"):
+        loaded(tmp_path)
+    shard.unlink()
+    with pytest.raises(FileNotFoundError, match=f"lacks the shard {shard.name}"):
+        loaded(tmp_path)
+
+
+def test_a_disk_that_is_full_leaves_nothing_behind(tmp_path, monkeypatch):
+    tiny.folder(tmp_path / "model", "llama", **SIZES)
+    monkeypatch.setattr("weft.inference.quantized_folder.SHARD", 100_000)
+    calls = []
+
+    def full(tensors, path, metadata):
+        calls.append(path)
+        if len(calls) > 2:
+            path.write_bytes(b"part of it")
+            raise OSError(28, "No space left on device")
+        save_file(tensors, path, metadata)
+
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=r"writing .*out failed: .*No space left"):
+        patch.setattr("safetensors.torch.save_file", full)
+        write(tmp_path / "model", tmp_path / "a" / "out", Scheme.of("int8"))
+    assert len(calls) == 3 and not (tmp_path / "a").exists()
+    write(tmp_path / "model", tmp_path / "a" / "out", Scheme.of("int8"))
+
+
 # ---- perplexity --------------------------------------------------------------------------------------------------------------
 
 

@@ -82,7 +82,7 @@ class Folder(Tensors):
 
     Raises:
         FileNotFoundError: no safetensors, a missing shard.
-        ValueError: a broken file, a shard outside the folder.
+        ValueError: a broken file, a shard outside the folder, a tensor that is in two of them.
     """
 
     def __init__(self, folder: str | Path):
@@ -95,7 +95,12 @@ class Folder(Tensors):
                 file: Any = safe_open(str(path), framework="pt")
             except (SafetensorError, OSError) as error:
                 raise ValueError(f"{path} is no whole safetensors file: {error}") from None
-            self.at.update(dict.fromkeys(file.keys(), file))
+            for name in file.keys():  # noqa: SIM118
+                if name in self.at:
+                    raise ValueError(
+                        f"{folder}: {path.name} and another shard have a tensor {name!r}; expected it once"
+                    )
+                self.at[name] = file
 
     def names(self) -> Iterable[str]:
         return self.at

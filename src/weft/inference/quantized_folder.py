@@ -295,13 +295,30 @@ def write_folder(
 
     Raises:
         FileExistsError: the folder exists and is not empty.
+        ValueError: it cannot be written, to a full disk say. What was written is removed then, as after any error.
     """
-    from safetensors.torch import save_file
-
     folder = Path(folder)
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty; expected a new folder")
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return _write(folder, config, tensors, files or {})
+    except BaseException as error:
+        for path in folder.iterdir():
+            path.unlink()
+        for each in made:
+            each.rmdir()
+        if type(error).__name__ == "SafetensorError" or isinstance(error, OSError):
+            raise ValueError(f"writing {folder} failed: {error}") from None
+        raise
+
+
+def _write(
+    folder: Path, config: dict[str, Any], tensors: Iterable[tuple[str, Tensor]], files: dict[str, str | bytes]
+) -> int:
+    from safetensors.torch import save_file
+
     shards: list[list[str]] = []
     part: dict[str, Tensor] = {}
     size = total = 0
@@ -329,7 +346,7 @@ def write_folder(
             where |= dict.fromkeys(names, file)
         index = {"metadata": {"total_size": total}, "weight_map": where}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
-    for name, text in (files or {}).items():
+    for name, text in files.items():
         (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     return total

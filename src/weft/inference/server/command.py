@@ -53,6 +53,8 @@ def serve(
 
     with contextlib.ExitStack() as stack:
         others = stack.enter_context(team(tensor_parallel)) if tensor_parallel > 1 else None
+        # the address is taken before the model is loaded, which may take minutes; clients are let in after it
+        socket = stack.enter_context(bind(host, port)) if tensor_parallel == 1 or others is not None else None
         llm = LLM(
             folder, device=device, dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, max_length=max_length,
             cache_tokens=cache_tokens, batch_invariant=batch_invariant, memory=memory, tensor_parallel=tensor_parallel,
@@ -61,34 +63,44 @@ def serve(
         if ranks is not None and ranks.rank:
             follow(llm.engine, ranks)
             return
+        assert socket is not None
         if others is not None and ranks is not None:
             others.link(ranks)
         served = name or Path(folder).resolve().name
         driver = Driver(llm.engine, most_requests, repeat=None if others is None else others.repeat)
         application = make_app(driver, llm.tokenizer, served, key=api_key, most_bytes=most_bytes)
-        with listen(host, port) as socket:
-            bound = socket.getsockname()
-            address = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-            out.print(f"{served} at http://{address}:{bound[1]}/v1", soft_wrap=True)
-            settings = uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=30, lifespan="on")
-            server = uvicorn.Server(settings)
-            if others is not None:
-                others.guard(driver, lambda: setattr(server, "should_exit", True))
-            server.run(sockets=[socket])
+        listen(socket, host, port)
+        bound = socket.getsockname()
+        address = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+        out.print(f"{served} at http://{address}:{bound[1]}/v1", soft_wrap=True)
+        settings = uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=30, lifespan="on")
+        server = uvicorn.Server(settings)
+        if others is not None:
+            others.guard(driver, lambda: setattr(server, "should_exit", True))
+        server.run(sockets=[socket])
     if others is not None and others.lost:
         os._exit(1)  # a thread may wait for the lost rank for ever
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; a name that is not known or an address in use is a clear error."""
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that has an address; one that is not known or in use is a clear error."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, protocol)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
+    except OSError as error:
+        raise _taken(host, port, error) from None
+    return made
+
+
+def listen(made: socket.socket, host: str, port: int) -> None:
+    """Lets clients connect. Another server may have begun to listen on the same address in the meantime."""
+    try:
         made.listen(2048)
     except OSError as error:
-        raise ValueError(
-            f"--host {host} --port {port}: {error.strerror or error}; expected an address that is free"
-        ) from None
-    return made
+        raise _taken(host, port, error) from None
+
+
+def _taken(host: str, port: int, error: OSError) -> ValueError:
+    return ValueError(f"--host {host} --port {port}: {error.strerror or error}; expected an address that is free")
