@@ -53,9 +53,12 @@ class Server:
             assert time.monotonic() < end, "a request goes on"
             time.sleep(0.05)
 
-    def end(self):
+    def close(self):
         self.client.close()
         self.http.close()
+
+    def end(self):
+        self.close()
         self.process.send_signal(signal.SIGTERM)
         try:
             _, errors = self.process.communicate(timeout=40)

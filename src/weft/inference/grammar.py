@@ -1,5 +1,6 @@
 """Output of a JSON schema, by the package ``llguidance``: which tokens may come next."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,14 @@ class Grammar:
         if tokenizer is None:
             raise ValueError("argument 'json_schema' without a tokenizer; expected one, for its tokens' texts")
         if tokenizer.grammar is None:
-            ends = [token for token in config.eos if token < tokenizer.size] or None
-            tokenizer.grammar = llguidance.LLTokenizer(
-                tokenizer.backend.to_str(), n_vocab=max(config.vocab_size, tokenizer.size), eos_token=ends
+            ends = [token for token in config.eos if token < tokenizer.size]
+            make = functools.partial(
+                llguidance.LLTokenizer, tokenizer.backend.to_str(), n_vocab=max(config.vocab_size, tokenizer.size)
             )
+            try:
+                tokenizer.grammar = make(eos_token=ends or None)
+            except TypeError:  # older versions take one end token
+                tokenizer.grammar = make(eos_token=ends[0])
         if "x-guidance" in schema:
             raise ValueError(
                 "argument 'json_schema' has 'x-guidance', which is for llguidance; expected JSON Schema alone"

@@ -84,12 +84,15 @@ def serve(
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket that has an address; one that is not known or in use is a clear error."""
+    made = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, protocol)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
     except OSError as error:
+        if made is not None:
+            made.close()
         raise _taken(host, port, error) from None
     return made
 

@@ -1,0 +1,61 @@
+"""``weft serve`` as a process: killed and started again on its port, without its folder, and ended while it answers."""
+
+import shutil
+import signal
+
+import openai
+import pytest
+import tiny
+from test_server import Server
+
+LONG = {"model": "tiny", "max_tokens": 230, "temperature": 0, "stream": True, "extra_body": {"ignore_eos": True}}
+
+
+def begun(server):
+    """The first text of a stream, and the others, which are still to come."""
+    pieces = iter(server.client.completions.create(prompt="a prompt", **LONG))
+    return next(pieces).choices[0].text, (piece.choices[0].text for piece in pieces if piece.choices)
+
+
+@pytest.mark.long  # two servers are started
+def test_killed_and_ended_while_it_answers(tmp_path):
+    from weft.inference.server.command import bind
+
+    tiny.folder(tmp_path / "tiny")
+    server = Server(tmp_path / "tiny")
+    port = server.url.removesuffix("/v1").rsplit(":", 1)[1]
+    try:
+        with pytest.raises(
+            ValueError, match=f"--port {port}: Address already in use; expected an address that is free"
+        ):
+            bind("127.0.0.1", int(port))
+        first, rest = begun(server)
+        expected = first + "".join(rest)
+        _, rest = begun(server)
+    finally:
+        server.process.kill()
+    with pytest.raises(openai.APIError):
+        list(rest)
+    server.process.communicate(timeout=30)
+    server.close()
+
+    again = Server(tmp_path / "tiny", "--port", port)
+    try:
+        shutil.rmtree(tmp_path / "tiny")  # nothing is read from it any more
+        answer = again.client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "x"}],
+            max_tokens=5,
+            response_format={"type": "json_object"},
+        )
+        assert answer.choices[0].message.content
+        first, rest = begun(again)
+        again.process.send_signal(signal.SIGTERM)
+        assert first + "".join(rest) == expected  # what is in work ends first
+        _, errors = again.process.communicate(timeout=40)
+        assert again.process.returncode in (0, -signal.SIGTERM) and "Traceback" not in errors, errors
+        with pytest.raises(openai.APIConnectionError):
+            again.client.models.list()
+    finally:
+        again.process.kill()
+        again.close()
