@@ -6,24 +6,20 @@ All daemons, the nodes too, run on this machine, on the loopback interface and o
 import os
 import pwd
 import re
-import secrets
 import shutil
-import signal
-import socket
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurm_daemons import PATH, daemons_folder, end, free_ports, start, wait
+
 if TYPE_CHECKING:
     from weft.cluster import Jobs
 
-# Debian keeps daemons in sbin, which is not on everyone's PATH.
-PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 NEEDED = {
     "faketime": "faketime", "munged": "munge", "slurmctld": "slurm-wlm", "slurmd": "slurm-wlm",
     "sbatch": "slurm-client", "scontrol": "slurm-client",
@@ -159,41 +155,11 @@ def run(jobs: "Jobs", nodes: int, gpus: int, scheduler: str, rate: float) -> lis
 @contextmanager
 def slurm(nodes: int, gpus: int, scheduler: str, rate: float) -> Iterator[Slurm]:
     """Brings up a cluster, and ends every process of it."""
-    folder = Path(tempfile.mkdtemp(prefix="weft-slurm-"))  # not pytest's: a socket's path has at most 107 letters
-    configuration = folder / "slurm.conf"
-    with ExitStack() as ending:
-        ending.callback(shutil.rmtree, folder, ignore_errors=True)
-        ending.callback(end_all, f"SLURM_CONF={configuration}")
-        variables = {**os.environ, "PATH": PATH, "TZ": "UTC", "SLURM_CONF": f"{configuration}"}
+    with daemons_folder() as (folder, variables, ending):
         environment, zero = clock(ending, rate, variables)
         configure(folder, nodes, gpus, scheduler)
-
-        def start(name: str, *arguments: str) -> None:
-            log = ending.enter_context((folder / f"{name}.log").open("w"))
-            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            ending.callback(end, subprocess.Popen([*BEFORE_OTHERS, *arguments], env=environment, **streams))
-
-        def logs() -> str:
-            return "\n".join(f"{log.name}: {log.read_text()[-2000:]}" for log in sorted(folder.glob("*.log")))
-
-        start(
-            "munged", "munged", "--foreground", "--force", f"--key-file={folder}/munge.key",
-            f"--socket={folder}/munge.socket", f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log",
-            f"--seed-file={folder}/munge.seed",
-        )  # fmt: skip
-        wait((folder / "munge.socket").exists, 10, logs)
-        start("slurmctld", "slurmctld", "-D")
-        for n in range(nodes):
-            start(f"n{n}", "slurmd", "-D", "-N", f"n{n}")
+        start(ending, folder, environment, [f"n{n}" for n in range(nodes)], 60, BEFORE_OTHERS)
         cluster = Slurm(environment, rate, zero)
-
-        def idle() -> bool:
-            try:
-                return cluster.command("sinfo", "--noheader", "--Node", "--format=%T").split() == ["idle"] * nodes
-            except RuntimeError:  # slurmctld does not listen yet
-                return False
-
-        wait(idle, 60, logs)
         cluster.begin = cluster.now() // 60 * 60 + 60
         cluster.sleep_until(0)
         yield cluster
@@ -201,9 +167,6 @@ def slurm(nodes: int, gpus: int, scheduler: str, rate: float) -> Iterator[Slurm]
 
 def configure(folder: Path, nodes: int, gpus: int, scheduler: str) -> None:
     """Slurm's files. Each node weighs more than the one before it: of fitting nodes Slurm takes the first."""
-    (folder / "state").mkdir()
-    (folder / "munge.key").write_bytes(secrets.token_bytes(64))
-    (folder / "munge.key").chmod(0o600)
     for g in range(gpus):
         (folder / f"gpu{g}").touch()
     ports = free_ports(nodes + 1)
@@ -230,39 +193,3 @@ def clock(ending: ExitStack, rate: float, environment: dict[str, str]) -> tuple[
     *variables, now = process.stdout.readline().decode().split("\0")
     zero = time.monotonic() - (float(now) - START_OF_TIME.timestamp()) / rate
     return dict(v.split("=", 1) for v in variables), zero
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
-
-
-def wait(condition: Callable[[], bool], seconds: float, why: Callable[[], str], pause: float = 0.05) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > until:
-            raise TimeoutError(why())
-        time.sleep(pause)
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    if not process.stdin:  # the clock ends with its input instead: terminated, it would leave its shared memory behind
-        process.terminate()
-    try:
-        process.communicate(timeout=5)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-
-
-def end_all(mark: str) -> None:
-    """Ends processes that carry this variable: steps and jobs, which outlive the daemon that started them."""
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if mark.encode() in entry.read_bytes().split(b"\0"):
-                os.kill(int(entry.parent.name), signal.SIGKILL)
-        except OSError:  # it has ended, or is another user's
-            continue

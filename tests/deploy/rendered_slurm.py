@@ -3,17 +3,14 @@
 import os
 import pwd
 import re
-import secrets
-import shutil
 import stat
 import subprocess
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from slurm_cluster import PATH, end, end_all, free_ports, wait
+from slurm_daemons import PATH, daemons_folder, free_ports, start, wait
 
 # Keys of slurm.conf that name this site's users, folders, control groups and database.
 HERE = {
@@ -61,48 +58,16 @@ class Running:
 @contextmanager
 def slurm(files: dict[str, str]) -> Iterator[Running]:
     """Brings up slurmctld and a slurmd for each node of the files, and ends every process of them."""
-    folder = Path(tempfile.mkdtemp(prefix="weft-slurm-"))  # not pytest's: a socket's path has at most 107 letters
-    with ExitStack() as ending:
-        ending.callback(shutil.rmtree, folder, ignore_errors=True)
-        ending.callback(end_all, f"SLURM_CONF={folder}/slurm.conf")
+    with daemons_folder() as (folder, environment, ending):
         names = _configure(folder, files)
-        path = os.pathsep.join([f"{folder}/bin", PATH])
-        environment = {**os.environ, "PATH": path, "TZ": "UTC", "SLURM_CONF": f"{folder}/slurm.conf"}
-
-        def start(name: str, *arguments: str) -> None:
-            log = ending.enter_context((folder / f"{name}.log").open("w"))
-            streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            ending.callback(end, subprocess.Popen(arguments, env=environment, **streams))
-
-        def logs() -> str:
-            return "\n".join(f"{log.name}: {log.read_text()[-2000:]}" for log in sorted(folder.glob("*.log")))
-
-        start(
-            "munged", "munged", "--foreground", "--force", f"--key-file={folder}/munge.key",
-            f"--socket={folder}/munge.socket", f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log",
-            f"--seed-file={folder}/munge.seed",
-        )  # fmt: skip
-        wait((folder / "munge.socket").exists, 10, logs)
-        start("slurmctld", "slurmctld", "-D")
-        for name in names:
-            start(name, "slurmd", "-D", "-N", name)
-        running = Running(folder, environment, logs)
-
-        def idle() -> bool:
-            try:
-                return {running.state(name) for name in names} == {"idle"}
-            except AssertionError:  # slurmctld does not listen yet
-                return False
-
-        wait(idle, 40, logs, pause=0.2)
-        yield running
+        environment["PATH"] = os.pathsep.join([f"{folder}/bin", PATH])
+        logs = start(ending, folder, environment, names, 40)
+        yield Running(folder, environment, logs)
 
 
 def _configure(folder: Path, files: dict[str, str]) -> list[str]:
-    for name in ("state", "bin", "jobs"):
+    for name in ("bin", "jobs"):
         (folder / name).mkdir()
-    (folder / "munge.key").write_bytes(secrets.token_bytes(64))
-    (folder / "munge.key").chmod(0o600)
     user = pwd.getpwuid(os.getuid()).pw_name
     names: list[str] = []
     lines = []

@@ -9,7 +9,7 @@ import time
 import urllib.request
 
 import pytest
-from slurm_cluster import free_ports
+from slurm_daemons import free_ports
 from where import ROOT
 
 from weft.cluster.files.text import TraceError

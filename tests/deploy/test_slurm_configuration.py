@@ -8,7 +8,8 @@ import sys
 
 import pytest
 from rendered_slurm import slurm
-from slurm_cluster import missing, wait
+from slurm_cluster import missing
+from slurm_daemons import wait
 from where import ROOT, plain_environment
 
 from weft.cluster.files.text import TraceError

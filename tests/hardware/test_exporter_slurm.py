@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from cluster import slurm_cluster
-from cluster.slurm_cluster import missing, wait
+from cluster.slurm_cluster import missing
+from slurm_daemons import wait
 
 from weft.hardware.telemetry import slurm as mapping
 from weft.hardware.telemetry.attribution import Attributor

@@ -9,8 +9,9 @@ import sys
 import time
 
 import pytest
-from cluster.slurm_cluster import missing, slurm, wait
+from cluster.slurm_cluster import missing, slurm
 from followed import follows
+from slurm_daemons import wait
 
 from weft.hardware.health import slurm_node
 from weft.hardware.health.event import Event

@@ -1,5 +1,7 @@
 """The runner on what learners really hand in: errors, loops, crashes; and on those who would rather pass than learn."""
 
+from dataclasses import replace
+
 import pytest
 
 from weft.learn import dev
@@ -56,8 +58,9 @@ def test_each_failure_names_its_stage_and_place(submit, total, stage, said):
         assert verdict.printed.startswith("seen ")
 
 
-def test_a_loop_that_never_ends_is_stopped_and_said_where(submit):
-    verdict = submit(total="def total(values):\n    while values:\n        pass\n    return 0.0")
+def test_a_loop_that_never_ends_is_stopped_and_said_where(submit, sums):
+    short = replace(sums, time_limit_s=3)
+    verdict = submit(exercise=short, total="def total(values):\n    while values:\n        pass\n    return 0.0")
     assert verdict.failed == "run" and verdict.why.en.startswith("stopped after 3 s at line")
     assert "in total" in verdict.why.en and verdict.seconds < 6
 
@@ -122,7 +125,6 @@ def test_ways_around_the_exercise_are_refused(submit, cheat):
 
 def test_what_was_expected_is_not_in_the_learner_s_process(servers, sums, tmp_path):
     """Without any rule: a search of all objects finds the inputs, and no sum of them."""
-    from dataclasses import replace
 
     from weft.learn.judge import judge
 
