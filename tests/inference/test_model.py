@@ -72,7 +72,7 @@ def logits_of(runner, tokens, chunks=()):
     found = []
     for start, end in zip([0, *ends], ends, strict=False):
         work = Work(s, start, end, True)
-        found.append(runner.decode([work]) if work.decodes and start else runner.mixed([], [work]))
+        found.append(runner.decode([work])[0] if work.decodes and start else runner.mixed([], [work]))
     return torch.cat(found)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from weft import ops
 from weft.inference.checkpoint import Source
 from weft.inference.config import ModelConfig
+from weft.inference.cpu_decoding import CpuStep
 from weft.inference.parallel import Ranks
 from weft.inference.weights import Linear, Loader, Norm, Quantise, fused, gated, in_blocks
 
@@ -54,6 +55,7 @@ class Batch:
     queries: int = 1
     prompts: Prompts | None = None
     rows: Tensor | None = None  # int64, tokens whose logits are wanted; None for all
+    on_cpu: CpuStep | None = None  # what layers share on a CPU
 
     @property
     def decoding(self) -> int:
@@ -177,6 +179,11 @@ class Attention:
         at, sequences, fused = self.layer, batch.lengths.shape[0], q.is_cuda and not self.rows
         if not fused:
             q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
+        if not (q.is_cuda or self.rows) and pages.k[at].dtype == q.dtype:
+            if batch.on_cpu is None:
+                size = pages.k[at].shape[1]
+                batch.on_cpu = CpuStep.of(batch.lengths, batch.tables, batch.queries, size, angles)
+            return batch.on_cpu.attend(q, k, v, pages.k[at], pages.v[at], self.window)
         q, k, v = (t.view(sequences, batch.queries, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
         k_pages, v_pages = pages.k[at], pages.v[at]
         scales: dict[str, Any] = {"k_scale": pages.k_scale[at], "v_scale": pages.v_scale[at]}
