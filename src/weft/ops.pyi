@@ -254,6 +254,9 @@ def dequantize(
 ) -> Tensor:
     """The inverse of ``quantize``: values · scale, in fp32, rounded once."""
 
+def draw_tokens(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
+    """A token of each row: the first at which the running sum of exp(logit / temperature) passes ``uniform`` times the sum."""
+
 def dropout(
     x: Tensor,
     p: float = 0.5,

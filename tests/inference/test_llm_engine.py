@@ -276,13 +276,18 @@ def test_any_order_of_requests_and_aborts(model, invariant, seed, kind):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("draft", [None, "ngram"])
-def test_graphs_on_a_gpu_generate_what_a_cpu_does(folder, mixed, draft):
+@pytest.mark.parametrize("draft", [None, "ngram", "the model itself"])
+def test_graphs_on_a_gpu_generate_what_a_cpu_does(folder, model, mixed, draft):
     prompts, expected = mixed
+    seeded = replace(GREEDY, temperature=0.5, seed=7)
+    drawn = alone(model, prompts, seeded)
+    small = folder[0] if draft == "the model itself" else draft
     for tokens in (2048, 256):  # the second preempts
-        llm = weft.LLM(folder[0], device="cuda", dtype="fp32", cache_tokens=tokens, most_sequences=8, draft=draft)
+        llm = weft.LLM(folder[0], device="cuda", dtype="fp32", cache_tokens=tokens, most_sequences=8, draft=small)
         for _ in range(2):
             assert [list(c.token_ids) for c in llm.generate(prompts, GREEDY)] == expected
+            assert [list(c.token_ids) for c in llm.generate(prompts, seeded)] == drawn
+        assert draft != "the model itself" or llm.engine.stats.accepted_tokens > 0
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_moe"])

@@ -15,7 +15,7 @@ import weft
 from weft.inference.checkpoint import Folder
 from weft.inference.config import read_config
 from weft.inference.model import Decoder
-from weft.inference.sampling import Row, sample, uniform
+from weft.inference.sampling import Row, sample, uniform, uniforms
 from weft.inference.scheduler import Sequence, Work
 from weft.inference.speculation import DraftModel, NGram
 from weft.inference.tokenizer import Tokenizer
@@ -138,6 +138,12 @@ def test_speculation_changes_nothing(model, tmp_path, kind, cache):
         before = engine.stats.draft_tokens - engine.stats.accepted_tokens
         assert run(engine, prompts[:1], each[:1]) == wanted[:1]
         assert engine.stats.draft_tokens - engine.stats.accepted_tokens == before  # all were right
+
+
+def test_random_numbers_of_arrays():
+    seeds, indices = [0, 7, 2**63 + 5, 2**64 - 1], [0, 1, 300, 2**31]
+    found = uniforms(np.array(seeds, dtype=np.uint64)[:, None], np.array(indices))
+    assert found.tolist() == [[uniform(seed, index) for index in indices] for seed in seeds]
 
 
 def test_ngrams():

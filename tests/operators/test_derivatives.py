@@ -13,8 +13,8 @@ FAMILIES = ("attention", "dropout", "elementwise", "embedding", "loss", "low_pre
             "normalization", "quantization", "reduction", "rotary", "scan", "softmax", "transpose")  # fmt: skip
 # have no gradient, or only of a bias
 NONE = (
-    "append_and_attend", "append_to_cache", "argmax", "dequantize", "quantize", "scaled_attention", "scaled_matmul",
-    "cross_entropy_with_gradient", "linear_cross_entropy_with_gradient",
+    "append_and_attend", "append_to_cache", "argmax", "dequantize", "draw_tokens", "quantize", "scaled_attention",
+    "scaled_matmul", "cross_entropy_with_gradient", "linear_cross_entropy_with_gradient",
 )  # fmt: skip
 OPERATORS = [
     op for op in registry.select() if registry.family(op.name) in FAMILIES and op.name not in NONE and op.public

@@ -295,13 +295,13 @@ class Engine:
         wanted = decoding + [w for w in prompts if w.sample]
         sampled = Sampled(torch.empty(0, dtype=torch.int64, device="cpu"))
         if wanted:
-            greedy = all(w.sequence.plain for w in wanted)
-            done = greedy and chosen is not None and not prompts and self.exchange is None
+            plain = all([w.sequence.plain for w in wanted])
+            done = plain and chosen is not None and not prompts and self.exchange is None
             if done and chosen is not None:
                 sampled = Sampled(chosen)
             else:
                 found = logits[0] if len(logits) == 1 else torch.cat(logits)
-                if greedy:
+                if plain and all([w.sequence.greedy for w in wanted]):
                     sampled = Sampled(best(found))
                 else:
                     rows = [row for w in wanted for row in self._rows(w, queries if w.decodes else 1)]

@@ -115,6 +115,11 @@ class SamplingParameters:
         return self.temperature == 0
 
     @property
+    def filters(self) -> bool:
+        """Whether some tokens are left out by their probabilities."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
     def needs_history(self) -> bool:
         """Whether the next token depends on earlier ones by more than the model, so that the host must have them first."""
         return (

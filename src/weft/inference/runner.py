@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft import ops
 from weft.inference.model import Batch, Decoder, Pages, Prefill, Prompts
-from weft.inference.sampling import best
+from weft.inference.sampling import best, uniforms
 from weft.inference.scheduler import Sequence, Work
 
 GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # sequences for which decoding is captured
@@ -19,7 +20,7 @@ CHECKED = 256  # tokens up to which checking guesses is captured
 
 @dataclass
 class Graph:
-    """Decoding of B sequences as a CUDA graph: its input int64 [B, 2 + Q], its logits [B · Q, V] and the largest ones' tokens,
+    """Decoding of B sequences as a CUDA graph: its input int64 [B, 2 + 2Q], its logits [B · Q, V] and the drawn tokens
     [B · Q], or of several steps in a row [B, steps]."""
 
     graph: Any
@@ -67,7 +68,8 @@ class Runner:
 
     def decode(self, work: list[Work], queries: int = 1) -> tuple[Tensor, Tensor | None]:
         """Logits [B · queries, V] of sequences with one new token, and guesses of the next ones behind it. Of a graph also the
-        most probable tokens [B · queries]; with one query they are stored as the newest ones."""
+        tokens that their temperatures and random numbers give, [B · queries]; with one query they are stored as the newest."""
+        self._update(work)
         numbers = self._numbers(work, queries)
         if (graph := self._graph(len(work), queries)) is not None:
             self._replay(graph, numbers)
@@ -79,7 +81,8 @@ class Runner:
         """The next ``steps`` most probable tokens of sequences with one new token, [B, steps]; the keys and values of all but
         the last are in the cache then."""
         if (graph := self._graph(len(work), 1, steps)) is not None:
-            self._replay(graph, self._numbers(work))
+            self._update(work)
+            self._replay(graph, self._numbers(work, greedy=True))
             return graph.tokens[: len(work)]
         found = []
         for i in range(steps):
@@ -94,10 +97,10 @@ class Runner:
             return 1
         return next((q for q, _ in sorted(self.graphs) if q >= wanted and self._graph(count, q)), wanted)
 
-    def _numbers(self, work: list[Work], queries: int = 1) -> np.ndarray:
-        """int64 [B, 2 + Q]: slot, length, tokens, -1 for one that the host does not know; the pages of all are sent."""
-        self._update(work)
-        numbers = np.zeros((len(work), 2 + queries), dtype=np.int64)
+    def _numbers(self, work: list[Work], queries: int = 1, greedy: bool = False) -> np.ndarray:
+        """int64 [B, 2 + 2Q]: slot, length, Q tokens, -1 for one that the host does not know; Q pairs of float32: temperature (0
+        for all if ``greedy``) and random number."""
+        numbers = np.zeros((len(work), 2 + 2 * queries), dtype=np.int64)
         numbers[:, 0] = [w.sequence.slot for w in work]
         numbers[:, 1] = [w.start for w in work]
         numbers[:, 1] += queries
@@ -105,15 +108,18 @@ class Runner:
         if queries > 1:
             for i, w in enumerate(work):
                 numbers[i, 3 : 3 + len(w.draft)] = w.draft
+        if not (greedy or all([w.sequence.greedy for w in work])):
+            pairs = numbers.view(np.float32)[:, 4 + 2 * queries :]
+            pairs[:, ::2] = [[w.sequence.parameters.temperature] for w in work]
+            seeds = np.array([[w.sequence.seed] for w in work], dtype=np.uint64)
+            made = np.array([[w.end - w.sequence.prompt] for w in work])
+            pairs[:, 1::2] = uniforms(seeds, made + np.arange(queries))
         return numbers
 
     def mixed(self, decoding: list[Work], prompts: list[Work]) -> Tensor:
         """Logits [rows, V]: of the sequences that decode, then of the last token of each part of a prompt that wants one."""
         self._update([*decoding, *prompts])
-        numbers = np.array(
-            [(w.sequence.slot, w.start + 1, w.sequence.tokens[w.start] if w.start < len(w.sequence.tokens) else -1)
-             for w in decoding], dtype=np.int64,
-        ).reshape(-1, 3)  # fmt: skip
+        numbers = self._numbers(decoding, greedy=True)
         batch = self._decoding(self._send(numbers), self.width)
         if self.device.type == "cpu" and len(decoding):
             batch.tables = batch.tables[:, : -(-int(numbers[:, 1].max()) // self.block)]
@@ -165,10 +171,11 @@ class Runner:
         return t.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else t
 
     def _decoding(self, sent: Tensor, width: int) -> Batch:
-        """Of int64 [B, 2 + Q]: slots, lengths, tokens; a token that the host does not know is -1."""
-        slots, tokens = sent[:, 0], sent[:, 2:]
+        """Of int64 [B, 2 + 2Q]: slots, lengths, tokens; a token that the host does not know is -1."""
+        queries = sent.shape[1] // 2 - 1
+        slots, tokens = sent[:, 0], sent[:, 2 : 2 + queries]
         tokens = torch.where(tokens < 0, self.last[slots][:, None], tokens)
-        return Batch(tokens.reshape(-1), sent[:, 1].int().contiguous(), self.tables[slots, :width], sent.shape[1] - 2)
+        return Batch(tokens.reshape(-1), sent[:, 1].int().contiguous(), self.tables[slots, :width], queries)
 
     def _update(self, work: list[Work]) -> None:
         """Sends the pages that sequences got since the last step."""
@@ -211,7 +218,7 @@ class Runner:
         pool = next((g.graph.pool() for made in self.graphs.values() for g in made.values()), None)
         made: dict[int, Graph] = {}
         for size in reversed(sizes):
-            given = torch.zeros((size, 2 + queries), dtype=torch.int64, device=self.device)
+            given = torch.zeros((size, 2 + 2 * queries), dtype=torch.int64, device=self.device)
             given[:, 0] = self.slots
 
             def launch(given: Tensor = given) -> tuple[Tensor, Tensor]:
@@ -219,11 +226,12 @@ class Runner:
                 there = batch.lengths > 0
                 for _ in range(steps):
                     logits = self.model(batch, self.pages)
-                    found.append(best(logits))
+                    pairs = given[:, 2 + queries :].contiguous().view(torch.float32).view(-1, 2)
+                    found.append(ops.draw_tokens(logits, pairs[:, 0], pairs[:, 1]))
                     if queries == 1:
-                        batch.tokens = found[-1].clamp(min=0)
-                        self.last.index_copy_(0, given[:, 0], batch.tokens)
-                    batch.lengths = batch.lengths + there
+                        newest = found[-1].clamp(min=0)
+                        self.last.index_copy_(0, given[:, 0], newest)
+                        batch = Batch(newest, batch.lengths + there, batch.tables)
                 return logits, found[0] if steps == 1 else torch.stack(found, 1)
 
             graph, (logits, tokens) = captured(launch, pool)

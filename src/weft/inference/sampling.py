@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from weft import ops
 from weft.inference.parameters import SamplingParameters
 
 # R rows, V vocabulary
@@ -52,12 +53,27 @@ def uniform(seed: int, index: int) -> float:
     return (z >> 11) * 2.0**-53
 
 
+def uniforms(seeds: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """:func:`uniform` of arrays, uint64 and of any integers."""
+    z = seeds * np.uint64(0x9E3779B97F4A7C15) + (indices + 1).astype(np.uint64) * np.uint64(0xD1342543DE82EF95)
+    for _ in range(2):
+        z = z + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z = z ^ (z >> np.uint64(31))
+    return (z >> np.uint64(11)) * 2.0**-53
+
+
 def best(logits: Tensor) -> Tensor:
     """The token of each row's largest logit, int64 [R]; -1 where that is NaN or infinite, or where all logits are 0, which is
     what a norm makes of sums that overflow.
 
     The flag travels with the token, so the device is not asked for it.
     """
+    if logits.is_cuda:
+        zero = torch.zeros(len(logits), device=logits.device)
+        found: Tensor = ops.draw_tokens(logits, zero, zero)
+        return found
     tokens = logits.argmax(-1)
     some = torch.cat((logits.gather(1, tokens[:, None]), logits[:, :1], logits[:, -1:]), 1)
     size = torch.linalg.vector_norm(some, torch.inf, 1)
@@ -70,14 +86,19 @@ def sample(logits: Tensor, rows: list[Row]) -> Sampled:
     most = max((row.parameters.logprobs for row in rows if row.parameters.logprobs is not None), default=None)
     if most is None and all(row.parameters.greedy and not row.parameters.changes_logits for row in rows):
         return Sampled(best(logits))
+    simple = not any(row.parameters.filters or row.parameters.changes_logits for row in rows)
+    if logits.is_cuda and most is None and simple:
+        return Sampled(_by_kernel(logits, rows))
     raw = logits = logits.float()
     first = best(raw)
     if any(row.parameters.changes_logits for row in rows):
         logits = _changed(logits, rows)
-    greedy = [row.parameters.greedy for row in rows]
-    tokens: Tensor = logits.argmax(-1) if any(greedy) else _drawn(logits, rows)
-    if any(greedy) and not all(greedy):
-        tokens = torch.where(_tensor(greedy, logits, torch.bool), tokens, _drawn(logits, rows))
+    if logits.is_cuda:  # in every batch by the same kernel
+        tokens, others = _by_kernel(logits, rows), [row.parameters.filters for row in rows]
+    else:
+        tokens, others = logits.argmax(-1), [not row.parameters.greedy for row in rows]
+    if any(others):
+        tokens = torch.where(_tensor(others, logits, torch.bool), _drawn(logits, rows), tokens)
     tokens = torch.where(first < 0, first, tokens)
     if most is None:
         return Sampled(tokens)
@@ -123,6 +144,13 @@ def _changed(logits: Tensor, rows: list[Row]) -> Tensor:
             logits[i, : len(allowed)] = logits[i, : len(allowed)].masked_fill(~allowed, -torch.inf)
             logits[i, len(allowed) :] = -torch.inf
     return logits
+
+
+def _by_kernel(logits: Tensor, rows: list[Row]) -> Tensor:
+    """Tokens by temperature alone."""
+    of_rows = _tensor([(row.parameters.temperature, row.uniform) for row in rows], logits)
+    tokens: Tensor = ops.draw_tokens(logits, of_rows[:, 0], of_rows[:, 1])
+    return tokens
 
 
 def _drawn(logits: Tensor, rows: list[Row]) -> Tensor:

@@ -39,7 +39,10 @@ class Sequence:
     def __post_init__(self) -> None:
         p = self.parameters
         self.history = p.needs_history
-        self.plain = p.greedy and not p.changes_logits and p.logprobs is None  # its token is the largest logit's
+        self.plain = not (
+            p.changes_logits or p.filters or p.logprobs is not None
+        )  # its token is drawn of the logits alone
+        self.greedy, self.seed = p.greedy, self.seed % 2**64
 
     @property
     def length(self) -> int:
