@@ -1,5 +1,6 @@
 """``weft exporter``: dcgm-exporter's names and labels, XID errors by code, pods and jobs; right while the driver is not."""
 
+import contextlib
 import json
 import os
 import re
@@ -19,6 +20,8 @@ from dashboard_12239 import PANELS, VARIABLES, asked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.hardware.health.event import Event
+from weft.hardware.health.ledger import Ledger
 from weft.hardware.telemetry import pods, processes, slurm
 from weft.hardware.telemetry.exporter import Exporter
 from weft.hardware.telemetry.metrics import LONGEST_LABEL, State, render
@@ -486,3 +489,37 @@ def test_eight_gpus_and_a_hundred_processes_cost_little(fake_nvml, write):
             )
     finally:
         assert running.stop() == 0
+
+
+def test_quarantines_and_open_incidents_come_from_the_state_of_weft_health(exporter, fake_nvml, tmp_path):
+    """At any moment: before the daemon has run, while it writes, and after it."""
+    made = exporter(health_at=tmp_path)
+    found = scrape(made.port)
+    assert "weft_node_quarantined" not in found
+    assert ({"Hostname": "node-7", "source": "health"}, 0) in found["weft_exporter_source_up"]
+    ((labels, _), *_) = found["weft_gpu_up"]
+    address = labels["pci_bus_id"].lower()[4:].partition(".")[0]
+    node = [{"Hostname": "node-7"}]
+
+    def values() -> dict[str, object]:
+        made.read()
+        found = scrape(made.port)
+        return {name: found.get(name) for name in found if name.startswith(("weft_node", "weft_gpu_open"))}
+
+    with contextlib.closing(Ledger(tmp_path / "state.db", now=lambda: 5000.0)) as ledger:
+        assert values() == {"weft_node_quarantined": [(*node, 0)], "weft_node_quarantines_total": [(*node, 0)]}
+        ledger.take([Event("xid:79", gpu, 4000.0 + k, "nvml") for k, gpu in enumerate((address, "0000:ff:00"))])
+        found = values()
+        opened = ledger.active().opened
+        assert found["weft_node_quarantined"] == found["weft_node_quarantines_total"] == [(*node, 1)]
+        assert found["weft_node_quarantine_start_timestamp_seconds"] == [(*node, opened)]
+        assert found["weft_node_quarantine_drained"] == [(*node, 0)]
+        incidents = {labels["pci_bus_id"]: labels for labels, value in found["weft_gpu_open_incidents"] if value == 1}
+        action = incidents["0000:ff:00"]["action"]
+        assert incidents[labels["pci_bus_id"]] == labels | {"fault": "xid:79", "action": action}
+        assert incidents["0000:ff:00"]["gpu"] == "" and len(incidents) == 2
+        ledger.release("by a test")
+    after = values()  # nothing has the file open
+    assert after == {"weft_node_quarantined": [(*node, 0)], "weft_node_quarantines_total": [(*node, 1)]}
+    (tmp_path / "state.db").write_text("no database, and longer than a header " * 9)
+    assert values() == {} and "cannot be read" in " ".join(made.said)

@@ -1,5 +1,6 @@
 """From a fault to a page: fake NVML, the exporter, a real Prometheus with a rule, a real Alertmanager, and a webhook."""
 
+import contextlib
 import json
 import shutil
 import socket
@@ -15,6 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from dashboard_12239 import PANELS, VARIABLES, asked
+
+from weft.hardware.health.event import Event
+from weft.hardware.health.ledger import Ledger
 
 PROMETHEUS, ALERTMANAGER = (shutil.which(name) for name in ("prometheus", "prometheus-alertmanager"))
 pytestmark = pytest.mark.skipif(
@@ -33,6 +37,8 @@ groups:
     expr: weft_gpu_up == 0
   - alert: DriverGone
     expr: weft_nvml_up == 0
+  - alert: NodeQuarantined
+    expr: weft_node_quarantined == 1 and on (Hostname) weft_gpu_open_incidents{fault="xid:79"}
 """
 CONFIGURATION = """\
 global: {{scrape_interval: 400ms, scrape_timeout: 400ms, evaluation_interval: 400ms}}
@@ -87,7 +93,18 @@ def monitored(fake_nvml, pages, tmp_path, monkeypatch):
     ports = {"webhook": pages[0], **{name: free_port() for name in ("exporter", "prometheus", "alertmanager")}}
     listen = "--web.listen-address=127.0.0.1:{}".format
     commands = [
-        [sys.executable, "-m", "weft", "exporter", "--port", str(ports["exporter"]), "--interval", "0.3"],
+        [
+            sys.executable,
+            "-m",
+            "weft",
+            "exporter",
+            "--port",
+            str(ports["exporter"]),
+            "--interval",
+            "0.3",
+            "--health",
+            ".",
+        ],
         [
             *(ALERTMANAGER, "--config.file=alertmanager.yml", "--storage.path=alerts", "--cluster.listen-address="),
             listen(ports["alertmanager"]),
@@ -168,6 +185,13 @@ def test_a_fault_reaches_the_webhook_and_its_end_too(monitored, fake_nvml, pages
 
     fake_nvml.heal()
     assert page(alerts, log, "GpuLost", "resolved", gpu="1")
+
+    with contextlib.closing(Ledger(tmp_path / "state.db")) as ledger:
+        ledger.take([Event("xid:79", "0000:0a:00", time.time(), "kernel-log")])
+        assert page(alerts, log, "NodeQuarantined", "firing", Hostname="node-7")
+        ledger.release("by a test")
+        assert page(alerts, log, "NodeQuarantined", "resolved")
+        assert [s["value"][1] for s in result(prometheus, "weft_node_quarantines_total")] == ["1"]
 
     fake_nvml.error(999, "nvmlDeviceGetCount_v2")
     assert page(alerts, log, "DriverGone", "firing")

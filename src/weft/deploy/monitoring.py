@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 from weft.cluster.specification import Receiver, Specification
+from weft.deploy import health
 from weft.deploy.dashboard import dashboard
 from weft.deploy.manifests import MANAGED, POOL, SYSTEM, Manifest, gpu_pools, manifest, yaml_text
 from weft.hardware.health import catalogue
@@ -228,7 +229,7 @@ def exporter(made: Specification) -> list[Manifest]:
     container = {
         "name": "exporter",
         "image": made.software.exporter,
-        "args": ["exporter", "--host", "0.0.0.0", "--port", str(PORT)],
+        "args": ["exporter", "--host", "0.0.0.0", "--port", str(PORT), "--health", health.STATE],
         "ports": [{"name": "metrics", "containerPort": PORT}],
         "env": [
             {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
@@ -243,7 +244,10 @@ def exporter(made: Specification) -> list[Manifest]:
         },
         # MIG devices are seen by privileged pods only, the kubelet's socket by root.
         "securityContext": {"privileged": True, "runAsUser": 0, "readOnlyRootFilesystem": True},
-        "volumeMounts": [{"name": "pod-resources", "mountPath": kubelet, "readOnly": True}],
+        "volumeMounts": [
+            {"name": "pod-resources", "mountPath": kubelet, "readOnly": True},
+            {"name": "health", "mountPath": health.STATE},  # writable: SQLite's readers keep an index beside the file
+        ],
     }
     spec = {
         "selector": {"matchLabels": about},
@@ -259,7 +263,10 @@ def exporter(made: Specification) -> list[Manifest]:
                         {"key": POOL, "operator": "In", "values": [pool.name for pool in gpu_pools(made)]}]}]}}},
                 "tolerations": [{"operator": "Exists"}],
                 "containers": [container],
-                "volumes": [{"name": "pod-resources", "hostPath": {"path": kubelet, "type": "Directory"}}],
+                "volumes": [
+                    {"name": "pod-resources", "hostPath": {"path": kubelet, "type": "Directory"}},
+                    {"name": "health", "hostPath": {"path": health.STATE, "type": "DirectoryOrCreate"}},
+                ],
             },
         },
     }  # fmt: skip

@@ -145,9 +145,11 @@ def exporter(
         str, typer.Option(help="the kubelet's pod-resources socket, or a JSON file that maps pods to GPUs")
     ] = "",
     jobs: Annotated[str, typer.Option(help="folder with a file of Slurm job ids for each GPU")] = "",
+    health: Annotated[str, typer.Option(help="folder of weft health's state: quarantines and open incidents")] = "",
 ) -> None:
     """Serve Prometheus metrics of every GPU under dcgm-exporter's names, with pods, Slurm jobs and XID errors by code."""
     from weft.hardware.telemetry import exporter
 
     words = ["--host", host, "--port", str(port), "--interval", str(interval), "--pods", pods, "--jobs", jobs]
+    words += ["--health", health]
     raise typer.Exit(exporter.main(words))

@@ -16,7 +16,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from weft.hardware.telemetry import pods
+from weft.hardware.telemetry import pods, quarantines
 from weft.hardware.telemetry.attribution import Attributor
 from weft.hardware.telemetry.metrics import State, render
 from weft.hardware.telemetry.nvml import Gpu, Snapshot, Xid
@@ -35,6 +35,7 @@ class Exporter:
         interval_s: between readings.
         pods_at: the kubelet's socket or a mapping file.
         jobs_at: the folder of Slurm jobs by GPU.
+        health_at: the folder of ``weft health``'s state.
         say: receives each new problem, once.
     """
 
@@ -45,6 +46,7 @@ class Exporter:
         interval_s: float = INTERVAL_S,
         pods_at: Path | None = None,
         jobs_at: Path | None = None,
+        health_at: Path | None = None,
         say: Callable[[str], None] = lambda text: None,
         timeout_s: float = 5.0,
     ) -> None:
@@ -53,6 +55,7 @@ class Exporter:
         if not 0 <= port <= 65535:
             raise ValueError(f"port: {port}; expected 0 to 65535")
         self.host, self.port, self.interval_s, self.say = host, port, interval_s, say
+        self.health_at = health_at
         self.attributor = Attributor(pods.source(pods_at) if pods_at else None, jobs_at)
         self.state = State(os.environ.get("NODE_NAME") or socket.gethostname())
         self.reader = Reader(timeout_s, self._xid)
@@ -94,6 +97,13 @@ class Exporter:
         """One reading."""
         snapshot = self.reader.read()
         attribution = self.attributor.read(snapshot)
+        if self.health_at is not None:
+            try:
+                self.state.quarantines = quarantines.read(self.health_at)
+                attribution.up["health"] = True
+            except OSError as error:
+                self.state.quarantines, attribution.up["health"] = None, False
+                attribution.problems.append(str(error))
         named = {gpu.index for gpu in self.state.seen.values() if gpu.uuid}
         for gpu in snapshot.gpus:
             if not gpu.uuid and gpu.index in named:  # lost, and read by a process that never saw its name
@@ -156,6 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--interval", type=float, default=INTERVAL_S, help="seconds between readings")
     parser.add_argument("--pods", default="", help="the kubelet's pod-resources socket, or a JSON file of pods")
     parser.add_argument("--jobs", default="", help="folder with a file of Slurm job ids for each GPU")
+    parser.add_argument("--health", default="", help="folder of weft health's state: quarantines and open incidents")
     options = parser.parse_args(argv)
     try:
         _serve(options)
@@ -177,10 +188,13 @@ def _serve(options: argparse.Namespace) -> None:
     jobs_at = Path(options.jobs) if options.jobs else None
     if jobs_at is not None and not jobs_at.is_dir():
         raise FileNotFoundError(f"--jobs {jobs_at}: no such folder")
+    health_at = Path(options.health) if options.health else None
+    if health_at is not None and not health_at.is_dir():
+        raise FileNotFoundError(f"--health {health_at}: no such folder")
     stopped = threading.Event()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    with Exporter(options.host, options.port, options.interval, pods_at, jobs_at, say=_say) as running:
+    with Exporter(options.host, options.port, options.interval, pods_at, jobs_at, health_at, say=_say) as running:
         _say(f"metrics of {len(running.state.snapshot.gpus)} GPUs at http://{options.host}:{running.port}/metrics")
         stopped.wait()
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from weft.hardware.telemetry.attribution import Attribution
 from weft.hardware.telemetry.nvml import THROTTLE, Gpu, Mig, Snapshot, Xid
+from weft.hardware.telemetry.quarantines import Quarantines
 
 MIB = 2**20
 LONGEST_LABEL = 256
@@ -161,6 +162,7 @@ class State:
     attribution: Attribution = field(default_factory=Attribution)
     seen: dict[str, Gpu] = field(default_factory=dict)
     xids: XidCounts = field(default_factory=XidCounts)
+    quarantines: Quarantines | None = None  # None: not asked for, or not readable
 
 
 @dataclass
@@ -231,6 +233,8 @@ def families(state: State, now: float) -> Iterator[Family]:
     yield _throttling(gpus)
     yield from _errors(state, now)
     yield _holders(state)
+    if state.quarantines is not None:
+        yield from _quarantines(state, state.quarantines)
     yield from _own(state)
 
 
@@ -301,6 +305,27 @@ def _holders(state: State) -> Family:
             who = labels(user=holder.user, container_id=holder.container, hpc_job=holder.job)
             family.samples.append((f"{names[holder.uuid]},{who}", value))
     return family
+
+
+def _quarantines(state: State, found: Quarantines) -> Iterator[Family]:
+    host = labels(Hostname=state.hostname)
+    holds = found.opened is not None
+    yield Family("weft_node_quarantined", "Whether weft health keeps the node out of service.", samples=[(host, holds)])
+    if holds:
+        since = [(host, found.opened or 0.0)]
+        yield Family("weft_node_quarantine_start_timestamp_seconds", "When the quarantine began.", samples=since)
+        yield Family("weft_node_quarantine_drained", "Whether the node is empty.", samples=[(host, found.drained)])
+    begun = [(host, float(found.begun))]
+    yield Family("weft_node_quarantines_total", "Quarantines since weft health first ran here.", "counter", begun)
+    incidents = Family("weft_gpu_open_incidents", "Faults that are not repaired yet, by what they need.")
+    by_address = {
+        gpu.pci.lower().partition(".")[0][-len("0000:9b:00") :]: gpu for gpu in list(state.seen.values()) if gpu.pci
+    }
+    for (address, fault, action), number in found.incidents.items():
+        gpu = by_address.get(address)
+        base = gpu_labels(state, gpu) if gpu else labels(gpu="", UUID="", pci_bus_id=address, Hostname=state.hostname)
+        incidents.samples.append((f"{base},{labels(fault=fault, action=action)}", number))
+    yield incidents
 
 
 def _own(state: State) -> Iterator[Family]:
