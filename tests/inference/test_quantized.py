@@ -240,7 +240,10 @@ def test_a_folder_is_written_in_shards(tmp_path, monkeypatch, name):
     tiny.folder(tmp_path / "model", "llama", **SIZES)
     write(tmp_path / "model", tmp_path / "whole", Scheme.of(name))
     monkeypatch.setattr("weft.inference.quantized_folder.SHARD", 100_000)
+    (tmp_path / "model" / "additional_chat_templates").mkdir()
+    (tmp_path / "model" / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
     write(tmp_path / "model", tmp_path / "out", Scheme.of(name))
+    assert open_model(tmp_path / "out")[2].tool_template == "tools"
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert len({*index["weight_map"].values()}) > 2 and not [*(tmp_path / "out").glob("part*")]
     assert torch.equal(*(logits_of(loaded(tmp_path / at), TOKENS) for at in ("whole", "out")))

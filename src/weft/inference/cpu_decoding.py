@@ -27,9 +27,9 @@ class CpuStep:
     @classmethod
     def of(cls, lengths: Tensor, tables: Tensor, queries: int, page: int, angles: tuple[Tensor, Tensor]) -> "CpuStep":
         lengths = lengths.long()
-        position = lengths[:, None] - queries + torch.arange(queries)
-        slots = (tables.long()[:, :, None] * page + torch.arange(page)).flatten(1)
-        known = (torch.arange(slots.shape[1]) < lengths[:, None]) & (slots >= 0)
+        position = lengths[:, None] - queries + torch.arange(queries, device="cpu")
+        slots = (tables.long()[:, :, None] * page + torch.arange(page, device="cpu")).flatten(1)
+        known = (torch.arange(slots.shape[1], device="cpu") < lengths[:, None]) & (slots >= 0)
         keys = torch.where(known, slots, slots[:, :1]).clamp(min=0)
         inside = position.clamp(0, slots.shape[1] - 1)
         new = torch.where(position >= 0, slots.gather(1, inside), -1).flatten()
@@ -40,9 +40,9 @@ class CpuStep:
     def mask(self, window: tuple[int, None] | None, dtype: torch.dtype) -> Tensor:
         """0 for keys that a query sees, -inf for others."""
         if window not in self.masks:
-            behind = self.position.clamp(min=0)[:, None, :, None] - torch.arange(self.keys.shape[1])
+            behind = self.position.clamp(min=0)[:, None, :, None] - torch.arange(self.keys.shape[1], device="cpu")
             hidden = (behind < 0) | (behind > window[0]) if window else behind < 0
-            self.masks[window] = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf)
+            self.masks[window] = torch.zeros(hidden.shape, dtype=dtype, device="cpu").masked_fill_(hidden, -torch.inf)
         return self.masks[window]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, window: Any) -> Tensor:

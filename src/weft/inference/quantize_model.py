@@ -137,5 +137,7 @@ def _parts(
     config, source = read_config(folder), Folder(folder)
     raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     names_ = {name if name.startswith(("model.", "lm_head.")) else f"model.{name}": name for name in source.names()}
-    files: dict[str, str | bytes] = {name: (folder / name).read_bytes() for name in COPIED if (folder / name).is_file()}
+    templates = [str(path.relative_to(folder)) for path in (folder / "additional_chat_templates").glob("*.jinja")]
+    copied = [name for name in (*COPIED, *templates) if (folder / name).is_file()]
+    files: dict[str, str | bytes] = {name: (folder / name).read_bytes() for name in copied}
     return config, raw, ((ours, source.load(theirs)) for ours, theirs in names_.items()), files

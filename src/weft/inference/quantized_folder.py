@@ -13,6 +13,7 @@ reordered columns, and FP8 with scales of tensors, rows or blocks of 128. Layout
 """
 
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -306,7 +307,7 @@ def write_folder(
         return _write(folder, config, tensors, files or {})
     except BaseException as error:
         for path in folder.iterdir():
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         for each in made:
             each.rmdir()
         if type(error).__name__ == "SafetensorError" or isinstance(error, OSError):
@@ -347,6 +348,7 @@ def _write(
         index = {"metadata": {"total_size": total}, "weight_map": where}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
     for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     return total
