@@ -204,6 +204,16 @@ def test_a_template_that_takes_long_holds_up_no_one_else(ask):
     assert [each.status_code for each in ask((TEXT, {"prompt": "x"}), ("/health", None))] == [200, 200]
 
 
+def test_a_text_that_cannot_fit_is_not_looked_at(ask, llm, monkeypatch):
+    assert llm.tokenizer.longest == 1 and len(llm.tokenizer.encode("é" * 128, most=256)) == 256
+    monkeypatch.setattr(llm.tokenizer, "backend", None)
+    with pytest.raises(ValueError, match="has 258 bytes, more than 256 tokens hold"):
+        llm.tokenizer.encode("é" * 129, most=256)
+    long = [{"role": "user", "content": "é" * 200}]
+    for found in ask((TEXT, {"prompt": "é" * 129}), (CHAT, {"messages": long}), ("/tokenize", {"messages": long})):
+        assert found.status_code == 400 and "more than 256 tokens hold" in found.json()["error"]["message"]
+
+
 TREE = {
     "type": "object", "properties": {"v": {"enum": [1]}, "c": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}},
     "required": ["v"], "additionalProperties": False,

@@ -42,6 +42,7 @@ class Tokenizer:
         self._compiled: dict[str, Any] = {}  # templates by their source
         self.grammar: Any = None  # as llguidance has it, where a grammar was asked for
         self._byte_level: bool | None = None
+        self._longest: int | None = None
         self._added: set[int] = set()
         self._special: set[int] | None = None
 
@@ -82,18 +83,32 @@ class Tokenizer:
         """Tokens that there are, added ones too."""
         return int(self.backend.get_vocab_size())
 
-    def encode(self, text: str, special: bool = True) -> list[int]:
+    @property
+    def longest(self) -> int:
+        """Bytes of text that a token holds at most; four times as many where the text is normalised first."""
+        if self._longest is None:
+            normalised = json.loads(self.backend.to_str()).get("normalizer") is not None
+            self._longest = max((len(self.token_bytes(t)) for t in self.backend.get_vocab().values()), default=1)
+            self._longest *= 4 if normalised else 1
+        return self._longest
+
+    def encode(self, text: str, special: bool = True, most: int | None = None) -> list[int]:
         """Token ids; with ``special`` what the tokenizer puts around a text, such as a first token.
 
+        Args:
+            most: tokens that there is room for. A text that so many cannot hold is not looked at, which would take seconds.
+
         Raises:
-            ValueError: a text with a lone surrogate.
+            ValueError: a text with a lone surrogate, or that is too long.
         """
         try:
-            text.encode("utf-8")
+            size = len(text.encode("utf-8"))
         except UnicodeEncodeError as error:
             raise ValueError(
                 f"the text has a lone surrogate at character {error.start}; expected valid Unicode"
             ) from None
+        if most is not None and size > most * self.longest:
+            raise ValueError(f"the text has {size} bytes, more than {most} tokens hold; expected a shorter one")
         ids: list[int] = self.backend.encode(text, add_special_tokens=special).ids
         return ids
 

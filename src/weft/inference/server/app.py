@@ -150,20 +150,22 @@ def make_app(
     async def completions(body: CompletionRequest, request: Request) -> Response:
         _check_model(body.model)
         body.check()
-        choices = await off_loop(lambda: _choices(body, body.prompts(tokenizer)))
+        choices = await off_loop(lambda: _choices(body, body.prompts(tokenizer, driver.engine.length)))
         return await _answer(body, choices, request, Text("cmpl-", "text_completion", model, tokenizer))
 
     @app.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
         _check_model(body.model)
         body.check()
-        choices = await off_loop(lambda: _choices(body, [body.prompt_tokens(tokenizer, bool(body.add_special_tokens))]))
+        choices = await off_loop(
+            lambda: _choices(body, [body.prompt_tokens(tokenizer, bool(body.add_special_tokens), driver.engine.length)])
+        )
         return await _answer(body, choices, request, Chat("chatcmpl-", "chat.completion", model, tokenizer))
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:
         _check_model(body.model)
-        tokens = await off_loop(lambda: body.tokens(tokenizer))
+        tokens = await off_loop(lambda: body.tokens(tokenizer, driver.engine.length))
         names = [tokenizer.token_text(t) for t in tokens] if body.return_token_strs else None
         length = driver.engine.length
         return Json({"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": names})

@@ -169,8 +169,8 @@ class CompletionRequest(Common):
     prompt: StrictStr | list[StrictStr] | list[StrictInt] | list[list[StrictInt]]
     logprobs: StrictInt | None = None
 
-    def prompts(self, tokenizer: Tokenizer) -> list[list[int]]:
-        """Token ids of each prompt."""
+    def prompts(self, tokenizer: Tokenizer, most: int) -> list[list[int]]:
+        """Token ids of each prompt, for which there is room for so many."""
         given: Any = self.prompt
         if isinstance(given, str) or (given and isinstance(given[0], int)):
             given = [given]
@@ -178,7 +178,7 @@ class CompletionRequest(Common):
             raise BadRequest(f"argument 'prompt' has {len(given)} prompts; expected 1 … {MOST_PROMPTS}", "prompt")
         try:
             special = self.add_special_tokens is not False
-            return [tokenizer.encode(p, special) if isinstance(p, str) else p for p in given]
+            return [tokenizer.encode(p, special, most) if isinstance(p, str) else p for p in given]
         except ValueError as error:
             raise BadRequest(f"argument 'prompt': {error}", "prompt") from None
 
@@ -224,7 +224,7 @@ class Conversation(BaseModel):
     continue_final_message: StrictBool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def prompt_tokens(self, tokenizer: Tokenizer, special: bool = False) -> list[int]:
+    def prompt_tokens(self, tokenizer: Tokenizer, special: bool, most: int) -> list[int]:
         if not self.messages:
             raise BadRequest("argument 'messages' is empty; expected at least one message", "messages")
         goes_on = bool(self.continue_final_message)
@@ -239,7 +239,7 @@ class Conversation(BaseModel):
         try:
             messages = [message.plain() for message in self.messages]
             text = tokenizer.chat_text(messages, continue_final_message=goes_on, **more)
-            return tokenizer.encode(text, special)
+            return tokenizer.encode(text, special, most)
         except BadRequest:
             raise
         except ValueError as error:
@@ -272,13 +272,13 @@ class TokenizeRequest(Conversation):
     add_special_tokens: StrictBool | None = None
     return_token_strs: StrictBool | None = None
 
-    def tokens(self, tokenizer: Tokenizer) -> list[int]:
+    def tokens(self, tokenizer: Tokenizer, most: int) -> list[int]:
         if self.messages:
-            return self.prompt_tokens(tokenizer, bool(self.add_special_tokens))
+            return self.prompt_tokens(tokenizer, bool(self.add_special_tokens), most)
         if self.prompt is None:
             raise BadRequest("there is neither 'prompt' nor 'messages'; expected one of them", "prompt")
         try:
-            return tokenizer.encode(self.prompt, self.add_special_tokens is not False)
+            return tokenizer.encode(self.prompt, self.add_special_tokens is not False, most)
         except ValueError as error:
             raise BadRequest(f"argument 'prompt': {error}", "prompt") from None
 
