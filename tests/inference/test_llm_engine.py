@@ -90,6 +90,14 @@ def test_preempted_sequences_get_what_they_would_have(model, mixed, overlap, cac
     assert run(engine, prompts) == expected
 
 
+def test_what_the_cache_held_before_changes_nothing(model, mixed):
+    prompts, expected = mixed
+    engine = engine_of(model, draft=NGram(3))
+    for pages in (*engine.runner.pages.k, *engine.runner.pages.v):
+        pages.fill_(torch.nan)
+    assert run(engine, prompts[:8]) == expected[:8]
+
+
 def test_preempted_sequences_hit_the_cache(model):
     prompts = prompts_of(48, 48)
     expected = alone(model, prompts, weft.SamplingParameters(max_tokens=40, temperature=0))

@@ -53,7 +53,8 @@ class CpuStep:
         for new, pages in ((turned[1][0], k_pages), (v, v_pages)):
             flat = pages.flatten(0, 1)
             flat.index_copy_(0, self.slots, new if len(there) == len(new) else new[there])
-            gathered.append(flat[self.keys].transpose(1, 2))  # [B, G, S, D]
+            # [B, G, S, D]; index_select copies whole rows, an index goes element by element
+            gathered.append(flat.index_select(0, self.keys.flatten()).view(batch, -1, groups, d).transpose(1, 2))
         # heads of a group are queries of one head: keys need no copies
         rows = turned[0][0].view(batch, queries, groups, -1, d).permute(0, 2, 3, 1, 4).flatten(2, 3)
         mask = self.mask(window, q.dtype)
