@@ -1,7 +1,7 @@
 """PyTorch's own list of what its optimizers take and refuse (``torch.testing._internal.common_optimizers``), put to those of
 ``weft.optim``: what tests of the optimizers start.
 
-python pytorchs_optimizer_checks.py
+python pytorchs_optimizer_checks.py [FIRST STEP]    # all mistakes, and every STEP-th way to take, beginning with FIRST
 
 In a process of its own: the module that the list comes from forbids flags of ``torch.backends`` to be set for good.
 """
@@ -102,7 +102,7 @@ def refused(ours, given):
         yield f"expected {kind.__name__} {given.error_regex!r}; there was none"
 
 
-def main() -> None:
+def main(first: int = 0, step: int = 1) -> None:
     count, found = 0, []
     known = {info.optim_cls.__name__: info for info in pytorchs.optim_db}
     for name in OURS:
@@ -112,6 +112,7 @@ def main() -> None:
         bound = 0.05 if name == "MuonW" else 1e-5  # an orthogonalisation in 16 bits, of which each rounds its own way
         named = {"skip": ("differentiable",)}
         inputs = pytorchs._get_optim_inputs_including_global_cliquey_kwargs(DEVICE, torch.float32, info, **named)
+        inputs = inputs[first % len(inputs) :: step]
         kind = getattr(optim, name)
         cases = [(of.desc or "", of.kwargs, compared(kind, info.optim_cls, of.kwargs, bound)) for of in inputs]
         for given in info.optim_error_inputs_func(DEVICE, torch.float32):
@@ -125,4 +126,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(int, sys.argv[1:]))

@@ -6,6 +6,7 @@ import runpy
 
 import pytest
 import torch
+import turns
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optimizer_samples import PAIRS, SHAPES, assert_close, assert_same_steps, both, random_step, set_gradients, weights
@@ -186,8 +187,11 @@ assert c.state[wide[0]]["exp_avg"].dtype == torch.float64
 
 
 def test_what_pytorchs_own_list_has_them_take_and_refuse():
+    """Interpreted, a run has one in three of what they take, at another commit other ones."""
+    step = 1 if DEVICE == "cuda" or turns.WANTED == "all" else 3
+    words = map(str, (turns.turn("PyTorch's own list", step), step))
     interpreting = {"TRITON_INTERPRET": "1"} if DEVICE == "cpu" else {}
-    done = python(str(ROOT / "tests/optim/pytorchs_optimizer_checks.py"), **interpreting)
+    done = python(str(ROOT / "tests/optim/pytorchs_optimizer_checks.py"), *words, **interpreting)
     assert done.returncode == 0 and done.stdout.split()[1:] == ["cases"], done.stdout + done.stderr
 
 
