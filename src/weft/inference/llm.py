@@ -173,7 +173,13 @@ class LLM:
     def chat(
         self, messages: Items[dict[str, Any]], parameters: SamplingParameters | None = None, **template: Any
     ) -> Completion:
-        """The model's answer to a conversation of ``{"role": ..., "content": ...}``, by its chat template."""
+        """The model's answer to a conversation of ``{"role": ..., "content": ...}``, by its chat template.
+
+        ``template``: its variables, such as ``tools``; with ``continue_final_message=True`` the last message is gone on with.
+
+        Raises:
+            ValueError: no template, or one that refuses the messages.
+        """
         return self.generate([self.tokenizer.chat(messages, **template)], parameters)[0]
 
     def _add(self, prompts: Items[Prompt], parameters: Items[SamplingParameters]) -> list[str]:
