@@ -641,7 +641,6 @@ def weight_only_matmul(
     eps: float = 1e-06,
     residual: Tensor | None = None,
     activation: str | None = None,
-    following: tuple[Tensor, ...] = (),
 ) -> Tensor:
     """A linear layer's product for few rows with a quantised weight: x · wᵀ + bias."""
 

@@ -644,10 +644,6 @@ inline Play emulate_of(const std::string &name) {
       {"cp.async.cg.shared.global", copy_sixteen},
       {"cp.async.cg.shared.global.L2::cache_hint", copy_sixteen},
       {"cp.async.cg.shared.global.L2::256B", copy_sixteen},
-      {"cp.async.bulk.prefetch.L2.global", [](Call &c) {
-         if (c.get(0) % 16 || c.get(1) % 16 || !c.get(1)) fail("a prefetch of another size or misaligned");
-         volatile char seen = reinterpret_cast<const char *>(c.get(0))[c.get(1) - 1];
-       }},
       {"cp.async.wait_all", [](Call &) { commit(*machine.now), finish(*machine.now, 0); }},
       {"cp.async.commit_group", [](Call &) { commit(*machine.now); }},
       {"cp.async.wait_group", [](Call &c) { finish(*machine.now, c.get(0)); }},

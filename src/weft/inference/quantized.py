@@ -100,7 +100,6 @@ class Quantized:
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype):
         self.weight, self.bias = weight, bias
-        self.following: tuple[Tensor, ...] = ()  # what the layers behind this one read first
         self.dense = None if weight.words.is_cuda else dequantize_weight(weight, dtype)
 
     @classmethod
@@ -125,8 +124,7 @@ class Quantized:
             return None
         weight, eps = norm or (None, 0.0)
         activation = "swiglu" if gated else None
-        y: Tensor = ops.weight_only_matmul(x, self.weight, self.bias, weight, eps, residual, activation,
-                                           self.following)  # fmt: skip
+        y: Tensor = ops.weight_only_matmul(x, self.weight, self.bias, weight, eps, residual, activation)
         return y
 
 

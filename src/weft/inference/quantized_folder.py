@@ -104,25 +104,12 @@ class QuantizedFolder(Folder):
         stored = [self.codes_of(name) for name in names]
         if all(found is None for found in stored):
             return None
-        parts = []
-        for name, n, codes in zip(names, rows, stored, strict=True):
+        for name, codes in zip(names, stored, strict=True):
             if codes is None:
                 raise ValueError(f"{self.where}: {name} is not quantised, but others that it is computed with are")
-            per_byte = 2 if codes.codes.dtype == torch.uint8 else 1
-            if (shape := (codes.codes.shape[0], codes.codes.shape[1] * per_byte)) != (n, columns):
-                raise ValueError(f"{self.where}: the codes of {name} are of a weight {shape}; expected {(n, columns)}")
-            finite(codes.scale.float(), f"{name}: scales")
-            parts.append(_share(codes, split, load.rank, load.ranks, name))
-        codes = Codes(*(None if t[0] is None else torch.cat(t).to(load.device) for t in zip(*parts, strict=True)))  # type: ignore[arg-type]
-        offset = None
-        if bias:
-            own = [load.tensor(f"{name}.bias", (n,)) for name, n in zip(names, rows, strict=True)]
-            if split == 1:
-                own = [t if load.rank == 0 else torch.zeros_like(t) for t in own]
-            elif split == 0:
-                own = [load.share(t, 0) for t in own]
-            offset = torch.cat(own)
-        return Quantized.of(codes, offset, load.dtype)
+        return layer_of(
+            load, self.where, [codes for codes in stored if codes is not None], names, rows, columns, bias, split
+        )
 
     def codes_of(self, name: str) -> Codes | None:
         """Of a layer; None if it is not stored as codes."""
@@ -223,6 +210,30 @@ def _rows_or_groups(scale: Tensor, n: int, k: int, name: str) -> Tensor:
     if scale.numel() == n:
         return scale.reshape(n).float()
     return _in_groups(scale, None, k, name)[0]
+
+
+def layer_of(
+    load: Any, where: str, stored: Sequence[Codes], names: Sequence[str], rows: Sequence[int], columns: int, bias: bool,
+    split: int | None,
+) -> Quantized:  # fmt: skip
+    """A layer of the codes of several matrices [rows, columns], or a rank's share of it."""
+    parts = []
+    for name, n, codes in zip(names, rows, stored, strict=True):
+        per_byte = 2 if codes.codes.dtype == torch.uint8 else 1
+        if (shape := (codes.codes.shape[0], codes.codes.shape[1] * per_byte)) != (n, columns):
+            raise ValueError(f"{where}: the codes of {name} are of a weight {shape}; expected {(n, columns)}")
+        finite(codes.scale.float(), f"{name}: scales")
+        parts.append(_share(codes, split, load.rank, load.ranks, name))
+    codes = Codes(*(None if t[0] is None else torch.cat(t).to(load.device) for t in zip(*parts, strict=True)))  # type: ignore[arg-type]
+    offset = None
+    if bias:
+        own = [load.tensor(f"{name}.bias", (n,)) for name, n in zip(names, rows, strict=True)]
+        if split == 1:
+            own = [t if load.rank == 0 else torch.zeros_like(t) for t in own]
+        elif split == 0:
+            own = [load.share(t, 0) for t in own]
+        offset = torch.cat(own)
+    return Quantized.of(codes, offset, load.dtype)
 
 
 def _share(codes: Codes, split: int | None, rank: int, ranks: int, name: str) -> Codes:

@@ -88,7 +88,7 @@ LAUNCH = """
 const Shape shape = *reinterpret_cast<const Shape *>(job.maps[0] + 1);
 job.run([&] {
   KERNEL(job.buffer(0), job.buffer(1), job.buffer(2), job.buffer(3), job.buffer(5), job.buffer(6), job.buffer(7),
-         job.buffer(1), job.buffer(1), job.buffer(4), shape);
+         job.buffer(4), shape);
 });
 """
 
@@ -119,9 +119,7 @@ class Product:
         with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
             patch.setattr(weight_only_stream.configuration, "trial", {"WARPS": warps, "STAGES": stages, "RESIDENT": 1})
             patch.setattr(weight_only_stream, "multiprocessors", lambda device: blocks)
-            self.plan = weight_only_stream.StreamPlan(
-                self.x, self.weight, *others, EPS, case.gated, (words[: n // 2], words)
-            )
+            self.plan = weight_only_stream.StreamPlan(self.x, self.weight, *others, EPS, case.gated)
         self.launch = LAUNCH.replace("KERNEL", self.plan.launch.expression)
 
     def _random(self, random):

@@ -127,14 +127,12 @@ SCALED = Dispatch(
 class WeightOnlyCall(Call):
     """A call of ``weight_only_matmul``, checked: x [M, K] with the parts of a :class:`QuantizedWeight`, and what surrounds the
     product; any tensor stands in for what there is not. Plans are called with ``(x, words, scale, zero, bias, norm, residual,
-    next, then, y)``, y [M, outputs] row-major."""
+    y)``, y [M, outputs] row-major."""
 
     def __init__(
         self, x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, bias: Tensor, norm: Tensor, residual: Tensor,
-        next: Tensor, then: Tensor, has_zero: bool, has_bias: bool, normed: bool, added: bool, following: int,
-        activation: str | None, eps: float, format: str, group: int, columns: int,
+        has_zero: bool, has_bias: bool, normed: bool, added: bool, activation: str | None, eps: float, format: str, group: int, columns: int,
     ):  # fmt: skip
-        self.following = (next, then)[:following]
         name, self.x, self.bias, self.eps = "weight_only_matmul", x, bias if has_bias else None, eps
         self.norm, self.residual, self.gated = (
             norm if normed else None,
@@ -210,9 +208,16 @@ class Apart:
         self.normed, self.gated, self.added = c.norm is not None, c.gated, c.residual is not None
 
     def __call__(
-        self, x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, bias: Tensor, norm: Tensor, residual: Tensor,
-        next: Tensor, then: Tensor, y: Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        x: Tensor,
+        words: Tensor,
+        scale: Tensor,
+        zero: Tensor,
+        bias: Tensor,
+        norm: Tensor,
+        residual: Tensor,
+        y: Tensor,
+    ) -> None:
         if self.normed:
             x = F.rms_norm(x, x.shape[-1:], norm, self.eps)
         whole = y.new_empty(len(x), len(words)) if self.gated or self.added else y
@@ -231,8 +236,7 @@ WEIGHT_ONLY = Dispatch(
           lambda c: Apart(c, weight_only_kernels.DequantizedPlan)),
     Route("stream", lambda c: True,
           "up to 8 rows of x: each warp streams its own part of the codes, with norm, activation and residual in one launch",
-          lambda c: weight_only_stream.StreamPlan(c.x, c.weight, c.bias, c.norm, c.residual, c.eps, c.gated,
-                                                  c.following),
+          lambda c: weight_only_stream.StreamPlan(c.x, c.weight, c.bias, c.norm, c.residual, c.eps, c.gated),
           lambda c: weight_only_stream.why_not(c.x, c.weight, c.norm, c.residual), sm=90),
     Route("cuda", lambda c: True,
           "few rows of x: codes come by TMA and become floats on their way to wgmma, 1.1 to 2.4 times Triton's kernel",

@@ -202,21 +202,19 @@ weight_only_matmul = Operator(
 
 
 def _operands(
-    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, norm: Tensor | None, residual: Tensor | None,
-    following: tuple[Tensor, ...] = (),
-) -> tuple[Tensor, ...]:  # fmt: skip
+    x: Tensor, weight: QuantizedWeight, bias: Tensor | None, norm: Tensor | None, residual: Tensor | None
+) -> tuple[Tensor, ...]:
     """What the kernels' pointers are: ``words`` where they read nothing."""
     words, scale, zero, *_ = weight
-    there = (words if t is None else t for t in (zero, bias, norm, residual))
-    return x, words, scale, *there, *following, *(words,) * (2 - len(following))
+    return x, words, scale, *(words if t is None else t for t in (zero, bias, norm, residual))
 
 
 def _options(
     weight: QuantizedWeight, bias: Tensor | None, norm: Tensor | None, eps: float, residual: Tensor | None,
-    activation: str | None, following: tuple[Tensor, ...] = (),
+    activation: str | None,
 ) -> tuple[Any, ...]:  # fmt: skip
     there = tuple(t is not None for t in (weight.zero, bias, norm, residual))
-    return *there, len(following), activation, eps, weight.format, weight.group, weight.columns
+    return *there, activation, eps, weight.format, weight.group, weight.columns
 
 
 def launched(
@@ -372,7 +370,7 @@ def choose(
 @weight_only_matmul.function
 def weight_only_matmul_function(
     x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, norm: Tensor | None = None, eps: float = EPS,
-    residual: Tensor | None = None, activation: str | None = None, following: tuple[Tensor, ...] = (),
+    residual: Tensor | None = None, activation: str | None = None,
 ) -> Tensor:  # fmt: skip
     """A linear layer's product for few rows with a quantised weight: x · wᵀ + bias.
 
@@ -385,8 +383,6 @@ def weight_only_matmul_function(
         norm, eps: a weight [K] of x's dtype: x is ``rms_norm(x, norm, eps)`` then, in the same launch for up to 8 rows.
         residual: [M, outputs] of x's dtype, added to the result.
         activation: ``swiglu``: the weight's first N / 2 rows are the gate's, and y = silu(gate) · up.
-        following: up to two tensors, such as rows of other weights' words, that the kernels behind this one read first: of up
-            to 8 rows, they come into L2 while this product ends.
 
     Returns:
         [M, N] of x's dtype ([M, N / 2] with an activation), accumulated in fp32; codes are multiplied without rounding, scales
@@ -398,9 +394,9 @@ def weight_only_matmul_function(
         ValueError: shapes, devices or parts of the weight that do not fit, a scale that wants a gradient, another activation.
     """
     if weight.__class__ is QuantizedWeight:
-        operands = _operands(x, weight, bias, norm, residual, following)
+        operands = _operands(x, weight, bias, norm, residual)
         if eager(*operands):
-            ready = WEIGHT_ONLY.of(operands, *_options(weight, bias, norm, eps, residual, activation, following))
+            ready = WEIGHT_ONLY.of(operands, *_options(weight, bias, norm, eps, residual, activation))
             if ready is not None:
                 return _computed(ready, operands, activation)
     x, bias, norm, residual = cast_for_products(x, bias, norm, residual)

@@ -10,16 +10,13 @@
 // NORM: x is rms_norm(x, norm, eps), whose root multiplies the sums. GATED: the weight's first half of rows is the gate, and
 // y = silu(gate) · up; a tile has 8 rows of each. RESIDUAL: it is added before the one rounding.
 //
-// Before its last tile a block asks for its share of `next` and `then`, which the kernels behind read first: memory is not idle while
-// this one ends, since they come into L2.
-//
 // Started early, a block asks for its weights before it waits for the kernel before it.
 #include "prelude.cuh"
 #include "codes.cuh"
 
 struct Shape {
   i64 N, row_words, x_row, residual_row, scale_row, scale_group, zero_row, zero_group, bias_col;  // N: rows of the weight
-  int M, K, groups, units, tiles, next[2];  // next: bytes
+  int M, K, groups, units, tiles;
   float eps;
 };
 
@@ -69,13 +66,6 @@ __device__ __forceinline__ void copy_sixteen(u32 to, const u32 *from) {
   asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-// Has part `part` of `parts` of so many bytes, a multiple of 16, fetched into L2.
-__device__ __forceinline__ void ask_ahead(const char *from, int bytes, int part, int parts) {
-  const int each = (bytes / parts / 128 + 1) * 128, first = min(part * each, bytes), count = min(each, bytes - first);
-  if (count && threadIdx.x % 32 == 0)
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from + first), "r"(count) : "memory");
-}
-
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Until at most COUNT of this thread's groups are in flight.
@@ -88,7 +78,7 @@ template <typename T, typename S, Format FORMAT, int LENGTH, bool GROUPED, bool 
           bool RESIDUAL, int WARPS, int STAGES, int RESIDENT>
 __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
     weight_only_stream(const T *x, const u32 *words, const S *scale, const unsigned char *zero, const T *bias, const T *norm,
-                       const T *residual, const char *next, const char *then, T *y, Shape shape) {
+                       const T *residual, T *y, Shape shape) {
   constexpr int THREADS = 32 * WARPS, SLICES = FORMAT == INT4 ? 4 : 2, UNIT = SLICES * 128;  // columns of a unit
   constexpr int GROUPS = SLICES * 128 / LENGTH, QUADS = (GROUPS + 3) / 4;  // of a unit; each of four lanes fetches its own
   constexpr int PIECES = LENGTH / 32, CHUNKS = 4 / PIECES;                 // of 64 bytes: of a chunk; chunks of a unit
@@ -111,12 +101,6 @@ __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
     return GATED ? min(row, outputs - 1) + h * outputs : min(row + h * 8, outputs - 1);
   };
   int asked_tile = warp < shape.units ? int(blockIdx.x) : shape.tiles, asked_unit = warp;
-  auto ask_behind = [&](int tile) {  // once, before this block's last tile
-    if (tile < shape.tiles && tile + step >= shape.tiles) {
-      ask_ahead(next, shape.next[0], blockIdx.x * WARPS + warp, step * WARPS);
-      ask_ahead(then, shape.next[1], blockIdx.x * WARPS + warp, step * WARPS);
-    }
-  };
   auto ask = [&](int slot) {
     if (asked_tile < shape.tiles) {
 #pragma unroll
@@ -156,7 +140,6 @@ __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
 #pragma unroll
   for (int slot = 0; slot < STAGES; slot++) ask(slot);
   if (warp < shape.units && int(blockIdx.x) < shape.tiles) fetch_groups(blockIdx.x, warp);
-  ask_behind(blockIdx.x);
   wait_for_predecessor();
 
   // ---- x ----
@@ -203,7 +186,6 @@ __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
   }
   int slot = 0, buffer = 0;
   for (int tile = blockIdx.x; tile < shape.tiles; tile += step) {
-    if (tile >= step) ask_behind(tile);
     const i64 column = i64(tile) * HEIGHT + local;
     const bool adds = token < shape.M && column < outputs;
     float plus[2] = {}, times[2] = {root, root}, before = 0.f;

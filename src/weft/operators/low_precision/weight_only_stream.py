@@ -28,7 +28,7 @@ class Shape(ctypes.Structure):
     long = (
         "N", "row_words", "x_row", "residual_row", "scale_row", "scale_group", "zero_row", "zero_group", "bias_col",
     )  # fmt: skip
-    short = ("M", "K", "groups", "units", "tiles", "next", "then")
+    short = ("M", "K", "groups", "units", "tiles")
     _fields_ = (
         *((name, ctypes.c_longlong) for name in long), *((name, ctypes.c_int) for name in short), ("eps", ctypes.c_float),
     )  # fmt: skip
@@ -88,12 +88,11 @@ configuration = Configurations(__file__, "weight_only_stream", heuristic, candid
 
 
 class StreamPlan:
-    """Call it with ``(x, words, scale, zero, bias, norm, residual, next, then, y)``; any tensor is passed for what is not
-    there. ``following``: next and then, if there are such."""
+    """Call it with ``(x, words, scale, zero, bias, norm, residual, y)``; any tensor is passed for what is not there."""
 
     def __init__(
         self, x: Tensor, weight: QuantizedWeight, bias: Tensor | None, norm: Tensor | None, residual: Tensor | None,
-        eps: float, gated: bool, following: tuple[Tensor, ...] = (),
+        eps: float, gated: bool,
     ):  # fmt: skip
         words, scale, zero, format, group, _ = weight
         (m, k), n, normed = x.shape, words.shape[0], norm is not None
@@ -107,8 +106,7 @@ class StreamPlan:
         rows = (words.shape[1], x.stride(0), 0 if residual is None else residual.stride(0))
         of_scale = scale.stride() if group else (scale.stride(0), 0)
         of_zero = (0, 0) if zero is None else zero.stride()
-        ahead = [t.nbytes // 16 * 16 for t in following] + [0, 0]
-        sizes = (m, k, k // group if group else 0, -(-k // block(format)), tiles, *ahead[:2])
+        sizes = (m, k, k // group if group else 0, -(-k // block(format)), tiles)
         shape = Shape(n, *rows, *of_scale, *of_zero, 0 if bias is None else bias.stride(0), *sizes, eps)
         shared, early = shared_bytes(c, format, m, k, normed), starts_early(x.device)
         self.launch = CudaPlan(SOURCE, kernel, (grid, 1), 32 * c["WARPS"], (shape,), 1, shared, early)
