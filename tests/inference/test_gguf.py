@@ -13,7 +13,9 @@ from weft.inference.gguf import gguf_name
 from weft.inference.gguf_container import Container
 from weft.inference.gguf_tokenizer import tokenizer_of
 from weft.inference.model import Batch, Decoder, Pages
+from weft.inference.quantized import Quantized
 from weft.inference.sources import open_model
+from weft.operators.low_precision.quantized_weight import dequantize_weight, prepare_weight
 
 TOKENS = [5, 280, 7, 7, 100, 3, 250, 11, 0, 42, 9, 199]
 KIND = gguf.GGMLQuantizationType
@@ -242,3 +244,35 @@ def test_broken_tokenizers_are_refused(key, value, said):
     assert tokenizer_of(fields, "test").encode("aba") == [2, 0]
     with pytest.raises(ValueError, match=said.replace(".", r"\.")):
         tokenizer_of({**fields, f"tokenizer.ggml.{key}": value}, "test")
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_blocks_are_codes_of_the_same_values(tmp_path, kind, family):
+    """What a GPU computes with: of Llama's queries also in Hugging Face's order of rows."""
+    written(tmp_path / "m.gguf", tiny.model(family), kind)
+    _, source, _ = open_model(tmp_path / "m.gguf")
+    for name in ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj"):
+        stored = gguf_name(f"model.layers.1.{name}.weight")
+        codes = source.codes(stored)
+        assert codes.scale.dtype == torch.float16 and codes.scale.shape[1] * 32 == source.stored[stored].shape[1]
+        assert dequantize_weight(prepare_weight(*codes), torch.float32).equal(source.load(stored))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_a_gpu_computes_with_the_codes(tmp_path, kind):
+    written(tmp_path / "m.gguf", tiny.model("llama"), kind)
+    logits = []
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+        config, source, _ = open_model(tmp_path / "m.gguf")
+        decoder = Decoder(config, source, torch.device(device), dtype)
+        pages = Pages.empty(config, 1, 64, dtype, device)
+        decoder.prepare(config.max_length)
+        for token in range(len(TOKENS)):
+            table = torch.zeros((1, 1), dtype=torch.int32, device=device)
+            length = torch.tensor([token + 1], dtype=torch.int32, device=device)
+            made = decoder(Batch(torch.tensor(TOKENS[token : token + 1], device=device), length, table), pages)
+        logits.append(made.float().cpu())
+        assert isinstance(decoder.layers[0][1].qkv, Quantized) == (device == "cuda")
+    assert (logits[1] - logits[0]).abs().max() <= 0.02 * logits[0].abs().max()

@@ -131,7 +131,8 @@ class WeightOnlyCall(Call):
 
     def __init__(
         self, x: Tensor, words: Tensor, scale: Tensor, zero: Tensor, bias: Tensor, norm: Tensor, residual: Tensor,
-        has_zero: bool, has_bias: bool, normed: bool, added: bool, activation: str | None, eps: float, format: str, group: int, columns: int,
+        has_zero: bool, has_bias: bool, normed: bool, added: bool, activation: str | None, eps: float, format: str, group: int,
+        columns: int,
     ):  # fmt: skip
         name, self.x, self.bias, self.eps = "weight_only_matmul", x, bias if has_bias else None, eps
         self.norm, self.residual, self.gated = (
