@@ -67,14 +67,13 @@ def shared_bytes(config: Config, format: str, m: int, k: int, normed: bool) -> i
 
 
 def heuristic(sm: int, format: str, m: int, n: int, k: int, normed: bool) -> Config:
-    """As many warps as share the units out evenly, two blocks a multiprocessor, and as many stages as fit."""
+    """As many warps as share the units out evenly, up to 16 of them a multiprocessor, and up to 2 stages."""
     units = -(-k // block(format))
     warps = min((8, 7, 6, 5, 4), key=lambda w: (-(-units // w) * w if units >= w else 64 + w, -w))
-    best: Config | None = None
-    for c in candidates(sm, format, m, n, k, normed):
-        if c["WARPS"] == warps and c["RESIDENT"] == 2 and c["STAGES"] <= 4:
-            best = c
-    return best or next(candidates(sm, format, m, n, k, normed))
+    found = (
+        c for c in candidates(sm, format, m, n, k, normed) if c["WARPS"] * c["RESIDENT"] <= 16 and c["STAGES"] <= 2
+    )
+    return max(found, key=lambda c: (c["WARPS"] == warps, c["RESIDENT"], c["STAGES"]))
 
 
 def candidates(sm: int, format: str, m: int, n: int, k: int, normed: bool) -> Iterator[Config]:
