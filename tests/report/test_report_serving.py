@@ -31,6 +31,9 @@ def test_the_newest_run_of_each_way(tmp_path):
     broken = line(model="broken", runs=[{"load": line()["runs"][0]["load"], "figures": {"requests": 1, "failed": 1}}])
     lines = [old, line(), remote, broken, {"other": 1}]
     first, second = serving.section(lines)
+    longer = line()
+    longer["runs"][0]["load"]["input_tokens"] = [512, 512]
+    assert [each["load"][15:30] for each in serving.section([line(), longer])] == ["128 + 16…64 tok", "512 + 16…64 tok"]
     assert (first["title"], second["title"]) == (
         "small on Made Up 9000, bfloat16",
         "far on Made Up 9000, http://h:1/v1",

@@ -1,4 +1,4 @@
-"""The page's section on serving: runs of ``weft bench-llm --save``, the newest of each model and way to run it."""
+"""The page's section on serving: runs of ``weft bench-llm --save``, the newest of each model, way to run it and load."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,13 +9,14 @@ from weft.drawing.quantities import figures, ratio, si
 from weft.inference.bench.figures import lengths_text, rate_text, rows
 
 FILE = "serving"  # of a machine's records
+WAY = ("machine", "model", "url", "dtype", "quantize", "cache_dtype")
 TIMES = (("ttft", "first token", "ours"), ("itl", "between tokens", "second"))
 
 
 def section(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What the template shows of the lines of ``serving.jsonl``; those without figures are skipped."""
     newest = {
-        tuple(str(line.get(k)) for k in ("machine", "model", "url", "dtype", "quantize", "cache_dtype")): line
+        (*(str(line.get(k)) for k in WAY), lengths_text(line["runs"][0]["load"])): line
         for line in lines
         if any("seconds" in run.get("figures", {}) for run in line.get("runs", []))
     }
