@@ -1,5 +1,6 @@
 """The decoder of Llama, Mistral, Qwen 2 and Qwen 3 (dense and mixture of experts), over a paged cache."""
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from weft.inference.config import ModelConfig
 from weft.inference.cpu_decoding import CpuStep
 from weft.inference.parallel import Ranks
 from weft.inference.weights import Linear, Loader, Norm, Quantise, fused, gated, in_blocks
+from weft.operators.launch import early_start
 
 # T tokens, H heads of queries, G heads of keys and values, D head dim, B sequences that decode, Q queries of each of these,
 # P pages, page tokens of a page, V vocabulary
@@ -357,6 +359,8 @@ class Decoder:
         else:
             self.head = load.linear(["lm_head"], [config.vocab_size], config.hidden_size, split=None, head=True)
         source.finish()
+        # no step writes weights; products of codes were not yet compared with late starts under stress
+        self.early = quantise is None and not hasattr(source, "linear")
         self.angles: tuple[Tensor, Tensor] = (torch.empty(0, device="cpu"), torch.empty(0, device="cpu"))
 
     def prepare(self, positions: int) -> None:
@@ -378,10 +382,11 @@ class Decoder:
     @torch.inference_mode()
     def __call__(self, batch: Batch, pages: Pages) -> Tensor:
         """Logits [rows that are wanted, V], in the model's dtype. The batch's keys and values are in the cache then."""
-        stream = Stream(F.embedding(batch.tokens, self.embedding), self.rows, self.exchange)
-        for before, attention, after, feed_forward in self.layers:
-            attention(stream, before, batch, pages, self.angles)
-            feed_forward(stream, after)
-        if batch.rows is not None:
-            stream.select(batch.rows)
-        return stream.through(self.head, self.norm)
+        with early_start() if self.early else contextlib.nullcontext():
+            stream = Stream(F.embedding(batch.tokens, self.embedding), self.rows, self.exchange)
+            for before, attention, after, feed_forward in self.layers:
+                attention(stream, before, batch, pages, self.angles)
+                feed_forward(stream, after)
+            if batch.rows is not None:
+                stream.select(batch.rows)
+            return stream.through(self.head, self.norm)

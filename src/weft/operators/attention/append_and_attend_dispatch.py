@@ -23,7 +23,7 @@ from weft.operators.checks import check_device, check_eps, check_flag, check_sha
 from weft.operators.configs import bucket
 from weft.operators.dispatch import EMPTY, ON_CPU, TRACED, Call, Dispatch, Route
 from weft.operators.hopper.gemm import flags_of
-from weft.operators.launch import INTERPRETING, Plan, starts_early, target_sm
+from weft.operators.launch import INTERPRETING, Plan, target_sm
 from weft.operators.quantization.formats import format_of
 from weft.operators.rotary.dispatch import narrowed
 
@@ -119,7 +119,8 @@ class Step:
         o_b, o_h, _, o_d = result_like(a.q, a.dv, "meta").stride()
         strides = (*rows, *cache, o_b, o_h, o_d, *a.given["page_table"].stride(), *angles, *scales)
         sizes = (a.batches, a.groups, a.group, a.capacity, a.k.shape[0], splits, LEAST, layout.tiles)
-        scale, early = a.d**-0.5 if o.scale is None else o.scale, starts_early(a.q.device)
+        scale = a.d**-0.5 if o.scale is None else o.scale
+        early = False  # in a chain of itself it was slower for 1B's heads (docs/notes/attention.md)
         numbers = (*sizes, min(o.left or 0, a.capacity), scale, o.eps)
         constants = {
             "D": a.d, "DV": a.dv, "D_COLS": bucket(a.d), "DV_COLS": columns, "M": layout.M, "N": config["N"],

@@ -132,7 +132,8 @@ def skinny_vector(
         y += bias[:, None]
         up_sum += up_bias[:, None]
     PRECISE: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
-    y = F(y, up_sum, PRECISE) if GATED else F(y, PRECISE)
+    if F is not None:
+        y = F(y, up_sum, PRECISE) if GATED else F(y, PRECISE)
     if RESIDUAL:
         y += residual
     store_rows(y_ptr, w_ptr, 0, y, m, n, M, N, part, False)
@@ -191,12 +192,10 @@ def row_vector(
             up_tile = up_next
         if HAS_BIAS:
             y += bias[:, None]
-        if GATED:
-            if HAS_BIAS:
-                up_sum += up_bias[:, None]
-            y = F(y, up_sum, PRECISE)
-        else:
-            y = F(y, PRECISE)
+        if GATED and HAS_BIAS:
+            up_sum += up_bias[:, None]
+        if F is not None:
+            y = F(y, up_sum, PRECISE) if GATED else F(y, PRECISE)
         if RESIDUAL:
             y += residual
         to = y_ptr + m.to(tl.int64)[None, :] * N + at[:, None]
@@ -290,8 +289,8 @@ def plan(
     lanes = config["num_warps"] * 32
     step = config["AT_ONCE"] * lanes * vec
     known = {"TOKENS": tokens, "LANES": lanes, "VEC": vec, "EVEN_K": k > 0 and k % step == 0, "HAS_BIAS": bias is not None,
-             "NORM": norm is not None, "RESIDUAL": residual is not None, "GATED": activation.gated, "F": activation.forward,
-             "EARLY": early}  # fmt: skip
+             "NORM": norm is not None, "RESIDUAL": residual is not None, "GATED": activation.gated,
+             "F": None if activation is NONE else activation.forward, "EARLY": early}  # fmt: skip
     scalars, across = (m, n, k // vec, *strides, float(eps)), triton.cdiv(m, tokens)
     if groups := config.get("groups", 0):
         grid = (triton.cdiv(n, config["ROWS"] * groups), 1, across)
