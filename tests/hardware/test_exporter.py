@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -523,3 +524,23 @@ def test_quarantines_and_open_incidents_come_from_the_state_of_weft_health(expor
     assert after == {"weft_node_quarantined": [(*node, 0)], "weft_node_quarantines_total": [(*node, 1)]}
     (tmp_path / "state.db").write_text("no database, and longer than a header " * 9)
     assert values() == {} and "cannot be read" in " ".join(made.said)
+
+
+@pytest.mark.parametrize("row", [
+    "quarantines(id, opened) VALUES ('q', NULL)",
+    "quarantines(id, opened) VALUES ('q', 'soon')",
+    "quarantines(id, opened) VALUES ('q', x'00')",
+    "quarantines(id, opened) VALUES ('q', 9e999)",
+    "incidents(gpu, kind, action, state) VALUES (x'00', 'xid:79', 'drain', 'open')",
+    "incidents(gpu, kind, action, state) VALUES ('0000:9b:00', NULL, 'drain', 'open')",
+])  # fmt: skip
+def test_a_damaged_row_of_the_state_is_a_source_that_is_down(exporter, fake_nvml, tmp_path, row):
+    """Never a node in service, and never the end of the other metrics."""
+    Ledger(tmp_path / "state.db").close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "state.db")) as db, db:
+        db.execute(f"INSERT INTO {row}")
+    made = exporter(health_at=tmp_path)
+    found = scrape(made.port)
+    assert ({"Hostname": "node-7", "source": "health"}, 0) in found["weft_exporter_source_up"]
+    assert "weft_node_quarantined" not in found and found["weft_gpu_up"]
+    assert "state.db is damaged" in " ".join(made.said)

@@ -1,6 +1,7 @@
 """What ``weft health`` has decided for this node: from its state on disk, which is read and never changed."""
 
 import contextlib
+import math
 import sqlite3
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ class Quarantines:
 
 
 def read(folder: Path) -> Quarantines:
-    """Raises OSError: there is no state in the folder, or it cannot be read."""
+    """Raises OSError: there is no state in the folder, it cannot be read, or a row has what ``weft health`` never writes."""
     path = folder / "state.db"
     if not path.exists():
         raise FileNotFoundError(f"{path} is not there; weft health run writes it")
@@ -33,4 +34,9 @@ def read(folder: Path) -> Quarantines:
     except sqlite3.Error as error:
         raise OSError(f"{path} cannot be read: {error}") from None
     opened, drained = active or (None, False)
+    if active and not (isinstance(opened, float) and math.isfinite(opened)):  # SQLite stores any type in any column
+        raise OSError(f"{path} is damaged: a quarantine holds since {opened!r:.40}; expected seconds since 1970")
+    for row in incidents:
+        if not all(isinstance(part, str) for part in row):
+            raise OSError(f"{path} is damaged: an open incident has {row!r:.120}; expected address, fault and action")
     return Quarantines(begun, opened, bool(drained), incidents)
