@@ -1,11 +1,14 @@
 """Rendered folders: deterministic, quick, and never over another's files."""
 
+import errno
 import time
+from pathlib import Path
 
 import big_cluster
 import pytest
 from where import ROOT, printed
 
+from weft import records
 from weft.deploy import rendering
 
 TARGETS = sorted(rendering.targets())
@@ -45,6 +48,44 @@ def test_a_folder_holds_what_was_rendered_last_and_nothing_else_is_touched(tmp_p
     with pytest.raises(ValueError, match="was not rendered by weft"):
         rendering.write({"c.yaml": "4", "mine.yaml": "5"}, out, "t")
     assert (out / "c.yaml").read_text() == "3"
+
+
+@pytest.mark.parametrize("first", [{}, {"a.yaml": "1", "old.yaml": "2"}])
+def test_a_full_disk_leaves_a_folder_that_can_be_rendered_again(tmp_path, monkeypatch, first):
+    """At whichever write; the error names the file."""
+    new = {"a.yaml": "é", "b/c.yaml": "3", "run.sh": "4"}
+    real, ended = records.os.fsync, 0
+    for room in range(6):
+        out, left = tmp_path / str(room), [100]
+        rendering.write(first, out, "t")
+
+        def full(handle, left=left):
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            real(handle)
+
+        monkeypatch.setattr(records.os, "fsync", full)
+        left[0] = room
+        try:
+            rendering.write(new, out, "t")
+        except OSError as error:
+            ended += 1
+            assert Path(error.filename).is_relative_to(out) and Path(error.filename).name.strip(".") in {
+                "a.yaml", "c.yaml", "run.sh", "rendered-t"
+            }  # fmt: skip
+        left[0] = 100
+        rendering.write(new, out, "t")
+        there = {str(path.relative_to(out)): path.read_text() for path in out.rglob("*") if path.is_file()}
+        assert there == new | {".rendered-t": "a.yaml\nb/c.yaml\nrun.sh\n"}
+    assert ended >= 4
+
+
+def test_a_folder_of_an_older_weft_is_named(tmp_path):
+    (tmp_path / "a.yaml").write_text("1")
+    (tmp_path / ".rendered").write_text("a.yaml\n")
+    with pytest.raises(ValueError, match=r"remove it and what an older weft wrote, which .*/\.rendered lists"):
+        rendering.write({"a.yaml": "1"}, tmp_path, "t")
 
 
 def test_targets_share_a_folder(tmp_path):

@@ -1,12 +1,13 @@
 """``weft deploy render``: the files of a target, and a folder that holds exactly these."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from weft.cluster.files.text import TraceError
 from weft.cluster.specification import NAME, Specification, read
 from weft.definition import UnknownName
+from weft.records import write_whole
 
 RACK = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")  # a label's value
 
@@ -68,11 +69,12 @@ def render(made: Specification, target: str) -> dict[str, str]:
 
 def write(files: dict[str, str], folder: Path, target: str) -> list[str]:
     """Makes the folder hold these files; those of an earlier rendering of the same target that are no longer among them are
-    removed. Returns the names of those that changed.
+    removed. Returns the names of those that changed. The next call completes one that a full disk or a crash ended.
 
     Raises:
         ValueError: a file is in the way that was not rendered for this target, or a link, which may lead out of the folder;
             nothing is written then.
+        OSError: a file cannot be written; names it.
     """
     own = list_of(target, folder)
     for name in (own.name, *files):
@@ -81,9 +83,14 @@ def write(files: dict[str, str], folder: Path, target: str) -> list[str]:
     before = listed(target, folder)
     for name in files:
         if name not in before and (folder / name).exists():
+            old = folder / ".rendered"  # of one target, before targets had lists of their own
+            remove = f"it and what an older weft wrote, which {old} lists" if old.is_file() else "it"
             raise ValueError(
-                f"{folder / name} exists and was not rendered by weft for {target}; name another folder, or remove it"
+                f"{folder / name} exists and was not rendered by weft for {target}; name another folder, or remove {remove}"
             )
+    folder.mkdir(parents=True, exist_ok=True)
+    if not before >= set(files):  # before the files: what is written from here on is weft's, however this ends
+        write_whole(own, _lines(before | set(files)))
     changed = []
     for name in sorted(before - set(files)):
         if ".." not in Path(name).parts and not Path(name).is_absolute():
@@ -92,10 +99,15 @@ def write(files: dict[str, str], folder: Path, target: str) -> list[str]:
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            path.write_text(text, encoding="utf-8")
+        if not path.exists() or path.read_bytes() != text.encode():
+            write_whole(path, text)
             changed.append(name)
         if name.endswith(".sh"):
             path.chmod(0o755)
-    own.write_text("\n".join(files) + "\n", encoding="utf-8")
+    if before - set(files) or not own.exists():
+        write_whole(own, _lines(files))
     return changed
+
+
+def _lines(names: Iterable[str]) -> str:
+    return "".join(f"{name}\n" for name in sorted(names))
