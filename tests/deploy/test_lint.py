@@ -180,6 +180,29 @@ def test_what_weft_renders_is_quiet(tmp_path, text):
         ("borrowingLimit: 4", "borrowingLimit: -4", "not-a-quantity", "borrowingLimit of nvidia.com/gpu is -4"),
         ("gpu.shared: 1", "gpu.shared: one", "not-a-quantity", "nvidia.com/gpu.shared is 'one'"),
         ("gpu: 12}", "gpu: 12 GPUs}", "not-a-quantity", "requests.nvidia.com/gpu is '12 GPUs'"),
+        ("gpu.shared: 1", "gpu.shared: 0.5", "not-a-quantity", "is 0.5, and Kubernetes gives only whole ones"),
+        ("gpu.shared: 1", "gpu.shared: 500m", "not-a-quantity", "is '500m', and Kubernetes gives only whole ones"),
+        ("gpu: 12}", "gpu: 1n}", "not-a-quantity", "requests.nvidia.com/gpu is '1n', and Kubernetes gives only whole"),
+        (
+            "nominalQuota: 2}",
+            "nominalQuota: 2500m}",
+            "not-a-quantity",
+            "nominalQuota of nvidia.com/gpu is '2500m', and",
+        ),
+        ("limits: {nvidia.com/gpu.shared: 1}", "limits: [1]", "not-a-quantity", "limits is a list, which Kubernetes"),
+        (
+            "resources:\n      limits: {nvidia.com/gpu.shared: 1}",
+            "resources: 5",
+            "not-a-quantity",
+            "resources is 5, which Kubernetes refuses; write a mapping",
+        ),
+        ("hard: {requests.nvidia.com/gpu: 12}", "hard: [1, 2]", "not-a-quantity", "hard is a list, which Kubernetes"),
+        (
+            "- {name: nvidia.com/gpu, replicas: 4}",
+            "- 5",
+            "not-a-quantity",
+            "'shared': a resource of timeSlicing is 5, which the plugin refuses",
+        ),
         ("replicas: 4}", "replicas: four}", "not-a-quantity", "replicas of nvidia.com/gpu is 'four'"),
         ("replicas: 4}", "replicas: 1}", "not-a-quantity", "is 1, which the plugin refuses"),
         (
@@ -213,6 +236,17 @@ def test_what_is_no_quantity_counts_nowhere(tmp_path):
     """Neither as 0, which could not be borrowed, nor in a sum."""
     queue = QUEUE.replace("nominalQuota: 8, borrowingLimit: 4", "nominalQuota: lots, borrowingLimit: 0")
     assert [each.rule for each in findings(tmp_path, [queue, COHORT, FLAVOR, LOCAL, HARD])] == ["not-a-quantity"]
+
+
+@pytest.mark.parametrize("text", ["3000m", "+1", "1e0", "1.", "4000000u", "1000000000n", "0.003k"])
+def test_whole_amounts_however_written_are_quiet(tmp_path, text):
+    assert findings(tmp_path, [POD.replace("gpu.shared: 1", f"gpu: '{text}'")]) == []
+
+
+@pytest.mark.parametrize("text", ["1K", "1e3Ki", "1Zi", "1_000", "0x10", "1.2.3", "m", ".", "1e", "１"])
+def test_what_kubernetes_cannot_read_is_found(tmp_path, text):
+    (found,) = findings(tmp_path, [POD.replace("nvidia.com/gpu.shared: 1", f"memory: '{text}'")])
+    assert f"memory is '{text}', which Kubernetes refuses" in found.what
 
 
 @pytest.mark.parametrize(

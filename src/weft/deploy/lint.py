@@ -466,33 +466,54 @@ def _never_fits(documents: Documents, made: Specification | None) -> Iterator[Fi
 # ---- quantities ------------------------------------------------------------------------------------------------------
 
 
-def _amounts(documents: Documents) -> Iterator[tuple[str, Located]]:
-    """Every quantity, with the name of what it is of: quotas, the limits of namespaces, what containers ask for."""
+def _amounts(documents: Documents) -> Iterator[tuple[str, str, Located]]:
+    """Every quantity with the resource that it is of and its name: quotas, limits of namespaces, what containers ask for."""
     for of in _of_kind(documents, "ClusterQueue", "Cohort"):
         for _, resource in _quotas(of):
             for key in ("nominalQuota", "borrowingLimit", "lendingLimit"):
                 amount = resource.get(key)
                 if amount is not None and (amount.value is not None or key == "nominalQuota"):
-                    yield f"{key} of {resource.at('name')}", amount
-    sections = [each.get("spec", "hard") for each in _of_kind(documents, "ResourceQuota")]
+                    yield str(resource.at("name")), f"{key} of {resource.at('name')}", amount
+    for _, section in _sections(documents):
+        for name, amount in section.items():
+            yield name.removeprefix("requests."), name, amount
+
+
+def _sections(documents: Documents) -> Iterator[tuple[str, Located]]:
+    """Every mapping of resources to quantities, or what is in its place, with its key: of namespaces and of containers."""
+    found = [("hard", each.get("spec", "hard")) for each in _of_kind(documents, "ResourceQuota")]
     for each in documents:
         for pod in _pods(each):
             for containers in ("containers", "initContainers"):
                 for container in pod.get(containers) or ():
-                    sections += [container.get("resources", key) for key in ("requests", "limits")]
-    for section in sections:
-        yield from section.items() if section is not None else ()
+                    resources = container.get("resources")
+                    if resources is not None and not isinstance(resources.value, dict):
+                        found.append(("resources", resources))
+                    found += [(key, container.get("resources", key)) for key in ("requests", "limits")]
+    yield from ((key, section) for key, section in found if section is not None and section.value is not None)
 
 
 @rule("not-a-quantity")
 def _not_quantities(documents: Documents, made: Specification | None) -> Iterator[Finding]:
-    for name, amount in _amounts(documents):
-        if math.isnan(_quantity(amount)):
+    for kind, name, amount in _amounts(documents):
+        number = _quantity(amount)
+        if math.isnan(number):
             what = f"{name} is {_shown(amount.value)}, which Kubernetes refuses"
             yield _found(amount, "not-a-quantity", what, "write a quantity of 0 or more, such as 8, 500m or 64Gi")
+        elif number % 1 and "/" in kind and "kubernetes.io/" not in kind:  # an extended resource
+            what = f"{name} is {_shown(amount.value)}, and Kubernetes gives only whole ones"
+            yield _found(amount, "not-a-quantity", what, "write a whole number; MIG, MPS and time slices share a GPU")
+    for key, section in _sections(documents):
+        if not isinstance(section.value, dict):
+            what = f"{key} is {_shown(section.value)}, which Kubernetes refuses"
+            yield _found(section, "not-a-quantity", what, "write a mapping, such as {nvidia.com/gpu: 8}")
     for name, config in _plugin_configurations(documents):
         for mode in ("timeSlicing", "mps"):
             for resource in config.get("sharing", mode, "resources") or ():
+                if not isinstance(resource.value, dict):
+                    what = f"'{name}': a resource of {mode} is {_shown(resource.value)}, which the plugin refuses"
+                    yield _found(resource, "not-a-quantity", what, "write {name: nvidia.com/gpu, replicas: 4}")
+                    continue
                 value = resource.at("replicas")
                 if type(value) is not int or value < 2:
                     what = f"'{name}': replicas of {resource.at('name')} is {_shown(value)}, which the plugin refuses"

@@ -9,12 +9,9 @@ from weft.cluster.files.text import TraceError, json_of, text_of
 from weft.cluster.files.yaml import documents
 
 YAML = re.compile(r"^(?:apiVersion|kind):", re.MULTILINE)  # how an object in YAML begins
-QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)(m|k|[KMGTPE]i?)?")
-UNITS = {"": 1.0, "m": 1e-3, "k": 1e3} | {
-    prefix + suffix: base**power
-    for power, prefix in enumerate("KMGTPE", 1)
-    for suffix, base in (("i", 1024.0), ("", 1000.0))
-}
+QUANTITY = re.compile(r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)(?:([eE][+-]?[0-9]+)|([KMGTPE]i)|([numkMGTPE]))?")
+DECIMAL = {prefix: f"e{power}" for prefix, power in zip("numkMGTPE", (-9, -6, -3, 3, 6, 9, 12, 15, 18), strict=True)}
+BINARY = {f"{prefix}i": 1024.0**power for power, prefix in enumerate("KMGTPE", 1)}
 
 
 def objects(path: Path, kind: str) -> list[dict[str, Any]]:
@@ -60,7 +57,8 @@ def quantity(text: Any) -> float:
     if not match:
         text = text if isinstance(text, str | int | float) else type(text).__name__
         raise ValueError(f"'{text}' is no quantity, such as 500m or 64Gi")
-    value = float(match[1]) * UNITS[match[2] or ""]
+    number, exponent, binary, decimal = match.groups("")
+    value = float(number + (exponent or DECIMAL.get(decimal, ""))) * BINARY.get(binary, 1.0)
     if not value < LARGEST:
         raise ValueError(f"'{text!s:.40}' is more than any cluster has")
     return value
