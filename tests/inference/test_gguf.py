@@ -139,6 +139,10 @@ def test_broken_files_are_refused(tmp_path):
         path.write_bytes(whole[:at] + value + whole[at + len(value) :])
         with pytest.raises(ValueError, match=said):
             open_model(path)
+    at = whole.index(name := b"blk.0.attn_q.weight") + len(name) + 4 + 16 + 4  # of its offset
+    path.write_bytes(whole[:at] + struct.pack("<Q", struct.unpack("<Q", whole[at : at + 8])[0] + 1) + whole[at + 8 :])
+    with pytest.raises(ValueError, match=r"attn_q.weight' begins at \d+; expected a multiple of the alignment 32"):
+        open_model(path)
     with pytest.raises(FileNotFoundError, match=r"no file .*nowhere\.gguf"):
         open_model(tmp_path / "nowhere.gguf")
 

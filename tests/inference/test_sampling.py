@@ -68,6 +68,24 @@ def test_draws_follow_the_distribution_in_one_batch():
         assert np.abs(share - expected(logits, p)).max() < 1.5 / draws, p
 
 
+@pytest.mark.parametrize("p", [
+    P(temperature=1e-38), P(temperature=1e-46), P(temperature=1e-29, min_p=0.5), P(temperature=1e-29, top_k=2), P(top_p=1e-46),
+    P(top_k=3, top_p=1e-45), P(repetition_penalty=1e-40), P(repetition_penalty=1e-46, temperature=0), P(min_p=1),
+    P(repetition_penalty=1e-40, temperature=0.1, top_p=0.5),
+])  # fmt: skip
+def test_tiny_parameters_leave_the_best_token(p):
+    for scale in (1.0, 1e30):
+        logits = torch.tensor([[0.5, 3.0, -1.0, -torch.inf, 2.0], [-4.0, 0.25, -9.0, -torch.inf, -5.0]]) * scale
+        rows = [Row(p, u, prompt={1, 3}, counts=Counter()) for u in (0.0, 0.999)]
+        assert sample(logits, rows).tokens.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("p", [P(min_tokens=1, temperature=0), P(min_tokens=1), P(min_tokens=1, top_k=2, logprobs=1)])
+def test_a_row_without_tokens_has_none(p):
+    rows = [Row(p, 0.5, banned=range(3)), Row(p, 0.5, banned=(0, 2))]
+    assert sample(torch.tensor([[1.0, 2.0, 3.0]] * 2), rows).tokens.tolist() == [-1, 1]
+
+
 def test_numbers_are_uniform_and_independent():
     u = np.array([[uniform(seed, i) for i in range(200)] for seed in (0, 1, 2, -5, 2**63, 7919)])
     assert ((u >= 0) & (u < 1)).all() and len(np.unique(u)) == u.size

@@ -110,6 +110,26 @@ def test_parameters_out_of_range(given, error, why):
         SamplingParameters(**given)
 
 
+def test_a_request_without_tokens_ends_with_an_error(llm):
+    p = SamplingParameters(temperature=0, min_tokens=3, stop_token_ids=tuple(range(300)))
+    (found,) = llm.generate([[1]], p)
+    assert found.finish_reason == "error" and found.token_ids == () and "min_tokens" in found.error
+
+
+def test_seeds_of_choices_go_round(ask):
+    body = {"prompt": "one", "max_tokens": 4, "n": 2, "seed": 2**64 - 1}
+    several, last, first, beyond = ask(*[
+        ("/v1/completions", each) for each in (body, {**body, "n": 1}, {**body, "n": 1, "seed": 0}, {**body, "seed": 2**64})
+    ])  # fmt: skip
+    assert texts(several) == [*texts(last), *texts(first)]
+    assert beyond.status_code == 400 and "'seed' is 18446744073709551616" in beyond.text
+
+
+def test_a_token_has_one_bias(ask):
+    (found,) = ask(("/v1/completions", {"prompt": "one", "logit_bias": {"065": 100, "65": -100}}))
+    assert found.status_code == 400 and "'logit_bias' has token 65 twice" in found.text
+
+
 def test_tokens_out_of_the_vocabulary(llm):
     for given in (
         {"logit_bias": {300: 1}},

@@ -29,6 +29,7 @@ NOT_FINITE = (
     "the model's logits behind {} tokens are not finite numbers, or all 0: weights or activations are too large for {}; "
     "expected finite logits (a wider dtype may give them)"
 )
+NO_TOKEN = "; or the request's parameters leave no token: min_tokens, stop_token_ids and logit_bias, or the schema"
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -426,9 +427,9 @@ class Engine:
         return Output(sequence.id, (token,), "", (), None, None, sequence.prompt)
 
     def _failed(self, sequence: Sequence) -> Output:
-        """Ends a request whose logits are not finite."""
-        dtype = str(self.model.dtype).removeprefix("torch.")
-        return self._end(sequence, "error", error=NOT_FINITE.format(len(sequence.tokens), dtype))
+        """Ends a request whose logits are not finite, or whose parameters leave no token."""
+        why = NOT_FINITE.format(len(sequence.tokens), str(self.model.dtype).removeprefix("torch."))
+        return self._end(sequence, "error", error=why + NO_TOKEN * sequence.parameters.changes_logits)
 
     @staticmethod
     def _logprobs(sampled: Sampled, row: int, token: int, count: int) -> TokenLogprobs:

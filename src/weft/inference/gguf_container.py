@@ -63,6 +63,11 @@ class Container:
         if not isinstance(alignment, int) or alignment < 1:
             raise ValueError(f"{path}: general.alignment is {alignment!r}; expected a positive integer")
         self.begin = -(-self.at // alignment) * alignment
+        for name, stored in self.tensors.items():
+            if stored.start % alignment:
+                raise ValueError(
+                    f"{path}: tensor {name!r:.80} begins at {stored.start}; expected a multiple of the alignment {alignment}"
+                )
 
     def bytes_of(self, name: str, count: int) -> np.ndarray:
         """So many bytes of a tensor."""

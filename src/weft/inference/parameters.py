@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_LOGPROBS = 20
+LEAST_TEMPERATURE = 1e-30  # float32 has no much smaller numbers
 MOST_STOPS = 32
 MOST_BIASES = 1024
 
@@ -15,7 +16,7 @@ class SamplingParameters:
 
     Args:
         max_tokens: generated at most; None for what the model's length and the cache leave.
-        temperature: logits are divided by it; 0 takes the most probable token (greedy).
+        temperature: logits are divided by it; 0, or less than 1e-30, takes the most probable token (greedy).
         top_k: only so many of the most probable tokens; 0 for all.
         top_p: only the most probable tokens whose probabilities sum to it, 0 < top_p <= 1.
         min_p: only tokens of at least this share of the best one's probability, 0 … 1.
@@ -63,6 +64,8 @@ class SamplingParameters:
         self._integer("logprobs", 0, MOST_LOGPROBS, optional=True)
         self._integer("seed", -(2**63), 2**64 - 1, optional=True)
         self._number("temperature", 0, 100, "0 … 100")
+        if self.temperature < LEAST_TEMPERATURE:
+            object.__setattr__(self, "temperature", 0.0)
         self._number("top_p", 0, 1, "0 < top_p <= 1", open_below=True)
         self._number("min_p", 0, 1, "0 … 1")
         self._number("repetition_penalty", 0, 100, "0 < repetition_penalty <= 100", open_below=True)

@@ -16,6 +16,7 @@ from weft import ops
 from weft.inference.parameters import SamplingParameters
 
 # R rows, V vocabulary
+LEAST_PENALTY = 1e-30  # of repetition: float32 has no much smaller numbers
 
 
 @dataclass
@@ -32,8 +33,8 @@ class Row:
 
 @dataclass
 class Sampled:
-    """tokens int64 [R], -1 where the logits are not finite; where a row asks for log-probabilities: of the token [R], and the
-    best ones [R, n] and theirs."""
+    """tokens int64 [R], -1 where the logits are not finite or no token is allowed; where a row asks for log-probabilities: of
+    the token [R], and the best ones [R, n] and theirs."""
 
     tokens: Tensor
     logprob: Tensor | None = None
@@ -93,6 +94,7 @@ def sample(logits: Tensor, rows: list[Row]) -> Sampled:
     first = best(raw)
     if any(row.parameters.changes_logits for row in rows):
         logits = _changed(logits, rows)
+        first = torch.where(logits.amax(-1) == -torch.inf, -1, first)  # every token is banned
     if logits.is_cuda:  # in every batch by the same kernel
         tokens, others = _by_kernel(logits, rows), [row.parameters.filters for row in rows]
     else:
@@ -128,13 +130,14 @@ def _changed(logits: Tensor, rows: list[Row]) -> Tensor:
             n = counts.get(token, 0)
             at.append(i)
             tokens.append(token)
-            factor.append(p.repetition_penalty)
+            factor.append(max(p.repetition_penalty, LEAST_PENALTY))
             offset.append(p.presence_penalty * (n > 0) + p.frequency_penalty * n)
     logits = logits.clone()
     if at:
         place = (_tensor(at, logits, torch.int64), _tensor(tokens, logits, torch.int64))
         old, f = logits[place], _tensor(factor, logits)
-        logits[place] = torch.where(old > 0, old / f, old * f) - _tensor(offset, logits)
+        penalised = torch.where(old > 0, old / f, old * f).clamp(max=torch.finfo(old.dtype).max)
+        logits[place] = penalised - _tensor(offset, logits)
     if added:
         index = tuple(_tensor(t, logits, torch.int64) for t in list(zip(*added, strict=True))[:2])
         logits.index_put_(index, _tensor([value for *_, value in added], logits), accumulate=True)
@@ -156,7 +159,9 @@ def _by_kernel(logits: Tensor, rows: list[Row]) -> Tensor:
 def _drawn(logits: Tensor, rows: list[Row]) -> Tensor:
     """A token of each row's distribution: the first at which the running sum passes the row's random number."""
     p, vocabulary = [row.parameters for row in rows], logits.shape[1]
-    logits = logits / _tensor([x.temperature or 1.0 for x in p], logits)[:, None]
+    temperature, top = _tensor([x.temperature or 1.0 for x in p], logits)[:, None], logits.amax(-1, keepdim=True)
+    # a quotient that overflows has no softmax; other rows are divided as they are
+    logits = (logits - torch.where((top / temperature).isfinite(), 0.0, top)) / temperature
     if any(x.top_k for x in p):
         k = [min(x.top_k or vocabulary, vocabulary) for x in p]
         most = max(n for n in k if n < vocabulary) if any(n < vocabulary for n in k) else vocabulary
@@ -174,7 +179,9 @@ def _drawn(logits: Tensor, rows: list[Row]) -> Tensor:
         total = ordered.sum(-1, keepdim=True)
         before = ordered.cumsum(-1) - ordered
         enough = _tensor([x.top_p if x.top_p < 1 else 2.0 for x in p], logits)[:, None] * total
-        out = torch.zeros_like(weights, dtype=torch.bool).scatter(1, index, before >= enough)
+        beyond = before >= enough
+        beyond[:, 0] = False  # enough may round to 0
+        out = torch.zeros_like(weights, dtype=torch.bool).scatter(1, index, beyond)
         weights = weights.masked_fill(out, 0.0)
     running = weights.double().cumsum(-1) if not logits.is_cuda else weights.cumsum(-1)
     u = _tensor([row.uniform for row in rows], logits, running.dtype)[:, None] * running[:, -1:]

@@ -14,6 +14,7 @@ from typing import Any
 from weft.inference.engine import Engine, Output, Stats
 from weft.inference.parameters import SamplingParameters
 
+RANK_ENDED = "a rank of the server ended or failed, so the server ends"  # what clients of several ranks read
 SWITCH_S = 2e-4  # how long the engine waits for a busy event loop when it comes back from the device; Python has 5e-3
 
 
@@ -77,6 +78,7 @@ class Driver:
     ):  # fmt: skip
         self.engine, self.most_requests, self.observe, self.repeat = engine, most_requests, observe, repeat
         self.failure: str | None = None
+        self.fault = ""  # what the last step that raised said
         self.stats: Stats = engine.stats
         self._live: dict[str, Request] = {}  # of the thread
         self._calls: list[list[Any]] = []  # to be repeated
@@ -128,10 +130,10 @@ class Driver:
         self._commands.put(None)
         self._thread.join(timeout=1 if self.failure else 30)
 
-    def lose(self, why: str) -> None:
+    def lose(self) -> None:
         """Gives the engine up from outside of the thread, whose step may never end; requests end with an error."""
-        self.failure = why
-        self._give([(request, Failed(why)) for request in list(self._live.values())])
+        self.failure = RANK_ENDED
+        self._give([(request, Failed(RANK_ENDED)) for request in list(self._live.values())])
 
     # ---- in the thread -------------------------------------------------------------------------------------------
 
@@ -170,8 +172,9 @@ class Driver:
                     faults = 0
             except Exception as error:  # whatever a step raises ends those in work, and the server goes on
                 faults += 1
-                for_good = faults >= self.FAULTS or self.repeat is not None
-                self._fail(f"{type(error).__name__}: {error}", for_good)
+                self.fault = f"{type(error).__name__}: {error}"
+                ranks = self.repeat is not None
+                self._fail(RANK_ENDED if ranks else self.fault, ranks or faults >= self.FAULTS)
             self.stats = replace(self.engine.stats)
             if self.observe is not None:
                 self.observe(self.stats)

@@ -146,16 +146,21 @@ class Common(BaseModel):
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if any(_surrogate(text) for text in stop):
             raise BadRequest("argument 'stop' has a lone surrogate; expected valid Unicode", "stop")
+        seed = self.seed
+        if seed is not None and choice and -(2**63) <= seed < 2**64:
+            seed = (seed + choice) % 2**64
         biases: dict[int, float] = {}
         for token, value in (self.logit_bias or {}).items():
             if not token.isdecimal() or not token.isascii() or len(token) > 10:
                 raise BadRequest(f"argument 'logit_bias' has {token!r:.40}; expected token ids as keys", "logit_bias")
+            if int(token) in biases:
+                raise BadRequest(f"argument 'logit_bias' has token {int(token)} twice; expected it once", "logit_bias")
             biases[int(token)] = value
         try:
             return SamplingParameters(
                 **given, logit_bias=biases or None, json_schema=self.output_schema(), stop=stop,
                 stop_token_ids=tuple(self.stop_token_ids or ()), ignore_eos=bool(self.ignore_eos),
-                seed=None if self.seed is None else self.seed + choice, **more,
+                seed=seed, **more,
             )  # fmt: skip
         except BadRequest:
             raise

@@ -84,7 +84,8 @@ class Team:
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_S):
-            why, failed = self._lost(), self.driver and self.driver.failure
+            why, driver = self._lost(), self.driver
+            failed = driver and driver.failure and (driver.fault or driver.failure)
             if why is None and not failed:
                 continue
             if self._ended.wait(1.0):  # this rank says the cause itself
@@ -96,7 +97,7 @@ class Team:
             for process, _ in self.started:
                 process.kill()
             if self.driver is not None:
-                self.driver.lose(why)
+                self.driver.lose()
                 self.on_loss()
                 time.sleep(GRACE_S)
             os._exit(1)  # this rank may wait for another one in a collective
