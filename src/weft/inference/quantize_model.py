@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.inference.checkpoint import Folder
 from weft.inference.config import ModelConfig, read_config
-from weft.inference.gguf import GgufFile, find, hugging_face_names
+from weft.inference.gguf import F32, GgufFile, find, hugging_face_names
 from weft.inference.model import Decoder
 from weft.inference.perplexity import own_text, perplexity
 from weft.inference.quantized import Quantise, Scheme, quantised
@@ -83,7 +83,8 @@ def _bits(decoder: Decoder) -> float:
 
 
 def write(model: str | Path, out: str | Path, scheme: Scheme, device: str | torch.device | None = None) -> int:
-    """Writes a folder whose linear layers are codes, in compressed-tensors' format; embedding, norms and head stay as they are.
+    """Writes a folder whose linear layers are codes, in compressed-tensors' format; embedding, norms and head stay as they
+    are, or are bfloat16 if the model is a GGUF file whose embedding is not float32.
 
     Returns:
         Bytes of its weights.
@@ -128,9 +129,16 @@ def _parts(
             "tokenizer_class": "PreTrainedTokenizerFast",
         }
         family = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[file.raw["model_type"]]
-        raw = {"architectures": [f"{family}ForCausalLM"], **file.raw, "torch_dtype": "float32"}
-        names = hugging_face_names(file.stored)
-        return file.config(), raw, ((ours, file.load(theirs)) for ours, theirs in names.items()), {
+        dtype = torch.float32 if file.stored["token_embd.weight"].kind == F32 else torch.bfloat16
+        name = str(dtype).removeprefix("torch.")
+        raw = {"architectures": [f"{family}ForCausalLM"], **file.raw, "torch_dtype": name}
+
+        def tensors() -> Iterator[tuple[str, Tensor]]:
+            for ours, theirs in hugging_face_names(file.stored).items():
+                t = file.load(theirs)
+                yield ours, t if LINEAR.fullmatch(ours) else t.to(dtype)
+
+        return file.config(), raw, tensors(), {
             "tokenizer.json": tokenizer.backend.to_str(), "tokenizer_config.json": json.dumps(settings, indent=2),
         }  # fmt: skip
     folder = Path(model)

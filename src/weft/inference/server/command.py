@@ -32,7 +32,8 @@ def serve(
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="bits do not depend on the batch")] = False,
     memory: Annotated[float, typer.Option(help="share of the GPU's memory for weights, cache and work space")] = 0.9,
     tensor_parallel: Annotated[
-        int, typer.Option(min=1, help="GPUs that share the model; their processes are started here, or by torchrun")
+        int,
+        typer.Option(min=1, help="GPUs, or processes on a CPU, that share the model: a divisor of its key/value heads"),
     ] = 1,
 ) -> None:
     """Serve a model under OpenAI's HTTP API. SIGTERM and Ctrl-C let running requests end, for at most 30 s."""
