@@ -214,6 +214,31 @@ def test_broken_codes_are_refused(tmp_path):
             loaded(tmp_path)
 
 
+def test_tensors_of_other_shapes_are_refused_by_name(tmp_path):
+    tiny.folder(tmp_path / "model", "llama", **SIZES)
+    write(tmp_path / "model", tmp_path / "out", Scheme.of("int4:32:asymmetric"))
+    path, at = tmp_path / "out" / "model.safetensors", "model.layers.0.mlp.up_proj"
+    tensors = load_file(path)
+    scale, packed = tensors[f"{at}.weight_scale"], tensors[f"{at}.weight_packed"]
+    shape, zero = tensors[f"{at}.weight_shape"], tensors[f"{at}.weight_zero_point"]
+    for part, changed in (
+        ("scale", scale[:, 0]), ("scale", scale[:, :1]), ("scale", scale.int()), ("scale", scale.double()),
+        ("scale", scale[1:]), ("packed", packed[0]), ("packed", packed[:, 1:]), ("packed", packed.float()),
+        ("shape", shape[:1]), ("shape", shape.float()), ("shape", shape - 1), ("shape", shape * 0),
+        ("zero_point", zero[0]), ("zero_point", zero[:, 1:]),
+    ):  # fmt: skip
+        save_file({**tensors, f"{at}.weight_{part}": changed.contiguous()}, path)
+        with pytest.raises(ValueError, match=rf"out: '{at}\.weight_(scale|packed|shape|zero_point)' (is|has)"):
+            loaded(tmp_path / "out")
+    for name, part in (("gptq", "qweight"), ("awq", "scales"), ("fp8-blocks", "weight_scale_inv")):
+        foreign(tmp_path / name, *FOREIGN[name])
+        tensors = load_file(tmp_path / name / "model.safetensors")
+        tensors[f"{at}.{part}"] = tensors[f"{at}.{part}"].flatten().double()
+        save_file(tensors, tmp_path / name / "model.safetensors")
+        with pytest.raises(ValueError, match=rf"{name}: '{at}\.{part}' is torch.float64"):
+            loaded(tmp_path / name)
+
+
 def in_shards(path, count=3):
     """Spreads a folder's tensors over files, so that a layer's are in several."""
     tensors, where = load_file(path / "model.safetensors"), {}

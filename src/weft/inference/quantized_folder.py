@@ -28,6 +28,7 @@ from weft.operators.low_precision.quantized_weight import GROUPS, pack_int4
 # N outputs, K inputs, G groups of a row
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the nibble of each of eight columns lies
 BLOCK = 128
+SCALES = (torch.float32, torch.float16, torch.bfloat16)
 SHARD = 4 * 2**30  # bytes of a file that is written
 
 
@@ -54,6 +55,7 @@ class QuantizedFolder(Folder):
                 f"{folder}: weights are quantised by {method!r}; expected {', '.join(checks)}, or float weights"
             )
         self.method = method
+        self.group: int | None = None  # columns of a scale, where all layers have the same
         checks[method]()
 
     # ---- settings ------------------------------------------------------------------------------------------------
@@ -88,6 +90,10 @@ class QuantizedFolder(Folder):
             self._expect("weights (type, num_bits)", (kind, bits), ("int", 4), ("int", 8), ("float", 8))
             self._expect("strategy", weights.get("strategy"), "tensor", "channel", "group", "block")
             self._expect("actorder", weights.get("actorder"), None, "static", "weight")
+        sizes = {(group["weights"].get("strategy"), group["weights"].get("group_size")) for group in groups.values()}
+        strategy, size = sizes.pop()
+        if not sizes and strategy == "group" and type(size) is int and size > 0:
+            self.group = size
         formats = {group.get("format") or self.settings.get("format") for group in groups.values()}
         for format in formats:
             self._expect("format", format, "pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
@@ -126,13 +132,49 @@ class QuantizedFolder(Folder):
         self.read.add(found)
         return self.load(found)
 
+    def _matrix(self, name: str, *dtypes: torch.dtype) -> Tensor:
+        """A tensor of two dimensions that are not 0, of one of the dtypes."""
+        t = self._take(name)
+        if t.ndim != 2 or not t.numel() or t.dtype not in dtypes:
+            raise ValueError(
+                f"{self.where}: {name!r} is {t.dtype} {tuple(t.shape)}; expected a matrix of {' or '.join(map(str, dtypes))}"
+            )
+        return t
+
+    def _scale(self, name: str) -> Tensor:
+        t = self._take(name)
+        if t.ndim > 2 or not t.numel() or not t.is_floating_point() or t.dtype == torch.float64:
+            raise ValueError(f"{self.where}: {name!r} is {t.dtype} {tuple(t.shape)}; expected floats, [N] or [N, G]")
+        return t
+
     def _optional(self, name: str) -> Tensor | None:
         return self._take(name) if name in self else None
 
     def _read_packed(self, name: str) -> Codes:
-        packed, scale = self._take(f"{name}.weight_packed"), self._take(f"{name}.weight_scale")
-        n, k = self._take(f"{name}.weight_shape").tolist()
-        zero = self._optional(f"{name}.weight_zero_point")
+        packed = self._matrix(f"{name}.weight_packed", torch.int32)
+        scale, shape = self._matrix(f"{name}.weight_scale", *SCALES), self._take(f"{name}.weight_shape")
+        if shape.dtype not in (torch.int32, torch.int64) or shape.shape != (2,):
+            raise ValueError(
+                f"{self.where}: '{name}.weight_shape' is {shape.dtype} {tuple(shape.shape)}; expected 2 integers"
+            )
+        n, k = shape.tolist()
+        if n != len(packed) or k < 1 or -(-k // 8) > packed.shape[1]:
+            raise ValueError(f"{self.where}: '{name}.weight_shape' is {[n, k]} of codes {tuple(packed.shape)} of int32")
+        if self.group and scale.shape != (n, -(-k // self.group)):
+            raise ValueError(
+                f"{self.where}: '{name}.weight_scale' has shape {tuple(scale.shape)}; expected {(n, -(-k // self.group))}, "
+                f"groups of {self.group}"
+            )
+        if scale.shape[0] != n:
+            raise ValueError(f"{self.where}: '{name}.weight_scale' has shape {tuple(scale.shape)}; expected [{n}, G]")
+        zero = None
+        if f"{name}.weight_zero_point" in self:
+            zero = self._matrix(f"{name}.weight_zero_point", torch.int32)
+            if zero.shape != (-(-n // 8), scale.shape[1]):
+                raise ValueError(
+                    f"{self.where}: '{name}.weight_zero_point' has shape {tuple(zero.shape)}; "
+                    f"expected {(-(-n // 8), scale.shape[1])}"
+                )
         index = self._optional(f"{name}.weight_g_idx")
         _in_order(index, k // scale.shape[1], name, self.where)
         bits = packed.shape[1] * 32 // max(k, 1)
@@ -152,9 +194,11 @@ class QuantizedFolder(Folder):
         if weight is None or (codes := self.load(weight)).dtype not in (torch.float8_e4m3fn, torch.int8):
             return None
         self.read.add(weight)
+        if codes.ndim != 2:
+            raise ValueError(f"{self.where}: '{name}.weight' has shape {tuple(codes.shape)}; expected a matrix")
         n, k = codes.shape
         inverse = f"{name}.weight_scale_inv"
-        scale = self._take(inverse if inverse in self else f"{name}.weight_scale").float()
+        scale = self._scale(inverse if inverse in self else f"{name}.weight_scale").float()
         for unused in ("input_scale", "output_scale", "weight_zero_point"):  # activations are not quantised here
             more = self._optional(f"{name}.{unused}")
             if unused == "weight_zero_point" and more is not None and bool(more.any()):
@@ -165,7 +209,8 @@ class QuantizedFolder(Folder):
 
     def _read_columns(self, name: str) -> Codes:
         """AWQ and GPTQ, whose matrices are [K, N]."""
-        words, zeros, scale = (self._take(f"{name}.{part}") for part in ("qweight", "qzeros", "scales"))
+        words, zeros = (self._matrix(f"{name}.{part}", torch.int32) for part in ("qweight", "qzeros"))
+        scale = self._matrix(f"{name}.scales", *SCALES)
         if self.method == "awq":
             codes, zero = _nibbles(words, AWQ_ORDER), _nibbles(zeros, AWQ_ORDER)
         else:
