@@ -1,6 +1,8 @@
 """Tensor parallelism: two ranks over Gloo, or of two GPUs, generate what one does."""
 
 import json
+import os
+import subprocess
 
 import pytest
 import tiny
@@ -8,6 +10,7 @@ import torch
 from where import ROOT, python
 
 import weft
+from weft.inference.server import team
 
 
 def ranks(folder, count, device):
@@ -38,6 +41,21 @@ def test_two_ranks_generate_what_one_does(tmp_path, family, changes, device):
         [list(range(40)), list(range(100, 117))], [p(max_tokens=12, temperature=0), p(max_tokens=12, seed=3)]
     )
     assert [list(c.token_ids) for c in alone] == [found[0][0], found[0][2]]
+
+
+def test_ranks_share_the_cores(monkeypatch):
+    """Of a machine on which PyTorch would take seven threads."""
+    for name in ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    set_to, started = [], []
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    monkeypatch.setattr(subprocess, "Popen", lambda _, env, **more: started.append(env["OMP_NUM_THREADS"]))
+    _, ranks = team._start(3)
+    for _, said in ranks:
+        said.close()
+    assert set_to == [2] and started == ["2", "2"]
 
 
 def test_parallelism_that_cannot_be(tmp_path, monkeypatch):

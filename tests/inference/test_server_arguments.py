@@ -11,9 +11,10 @@ import tiny
 import torch
 
 import weft
+from weft.inference.engine import TokenLogprobs
 from weft.inference.parameters import SamplingParameters
 from weft.inference.sampling import Row, sample
-from weft.inference.server.app import make_app
+from weft.inference.server.app import Choice, Text, make_app
 from weft.inference.server.driver import Driver
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -64,6 +65,7 @@ def ask(llm):
 
         return loop.run_until_complete(run())
 
+    send.driver = driver
     yield send
     loop.close()
     driver.stop()
@@ -130,15 +132,46 @@ def test_a_token_has_one_bias(ask):
     assert found.status_code == 400 and "'logit_bias' has token 65 twice" in found.text
 
 
+def test_minus_one_takes_all_tokens():
+    assert SamplingParameters(top_k=-1) == SamplingParameters(top_k=0)
+
+
 def test_tokens_out_of_the_vocabulary(llm):
     for given in (
         {"logit_bias": {300: 1}},
+        {"stop_token_ids": (99999999,)},
         {"min_tokens": 2, "stop_token_ids": (300,)},
         {"min_tokens": 2, "stop_token_ids": (-1,)},
     ):
         with pytest.raises(ValueError, match="expected ids 0 … 299"):
             tokens(llm, [1], **given)
     assert not llm.engine.busy()
+
+
+@pytest.mark.parametrize("given, why", [
+    ({"cache_dtype": "int8"}, "'cache_dtype' is 'int8'; expected one of float32, float16, bfloat16, float8_e4m3fn"),
+    ({"cache_tokens": 15}, "'cache_tokens' is 15; expected an int of at least 16"),
+    ({"cache_tokens": 0}, "'cache_tokens' is 0"), ({"most_sequences": 0}, "'most_sequences' is 0"),
+    ({"tensor_parallel": 0}, "'tensor_parallel' is 0"), ({"memory": 2}, "'memory' is 2"),
+    ({"draft": "ngram", "batch_invariant": True}, "'draft' beside batch_invariant"),
+])  # fmt: skip
+def test_arguments_are_checked_before_anything_is_read(tmp_path, given, why):
+    with pytest.raises(ValueError, match=why):
+        weft.LLM(tmp_path / "none", device="cpu", **given)
+
+
+def test_a_draft_is_checked_before_weights_are_loaded(tmp_path, monkeypatch):
+    tiny.folder(tmp_path / "model")
+    tiny.folder(tmp_path / "draft", vocab_size=310)
+    monkeypatch.setattr("weft.inference.llm.Decoder", None)
+    with pytest.raises(ValueError, match="'draft' has a vocabulary of 310; expected 300"):
+        weft.LLM(tmp_path / "model", device="cpu", draft=tmp_path / "draft")
+
+
+@pytest.mark.parametrize("messages", ["Hi", {"role": "user", "content": "Hi"}, ["Hi"]])
+def test_a_conversation_is_a_list_of_messages(llm, messages):
+    with pytest.raises(ValueError, match=r"argument 'messages' is .*; expected a list of"):
+        llm.chat(messages)
 
 
 def test_served_arguments(ask, llm):
@@ -211,6 +244,50 @@ def test_what_is_not_served_is_named(ask, name, value):
     for path, base in ((TEXT, {"prompt": "x"}), (CHAT, {"messages": USER, "max_tokens": 16})):
         (found,) = ask((path, {**base, name: value}))
         assert found.status_code == 400 and name in found.json()["error"]["message"], found.text
+
+
+@pytest.mark.parametrize("name, more", [
+    ("logit_bias", {"logit_bias": {"60000": 1}}), ("stop_token_ids", {"stop_token_ids": [99999999]}),
+    ("temperature", {"temperature": -1}), ("top_k", {"top_k": -2}), ("prompt", {"prompt": [300]}),
+    ("guided_json", {"guided_json": {"type": "zork"}}), ("structured_outputs", {"structured_outputs": {"json": {"enum": []}}}),
+    ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": []}}}}),
+])  # fmt: skip
+def test_an_error_says_which_argument_it_is_of(ask, name, more):
+    (found,) = ask((TEXT, {"prompt": "x", **more}))
+    error = found.json()["error"]
+    assert found.status_code == 400 and error["param"] == name and f"'{name}'" in error["message"], found.text
+
+
+def test_requests_that_can_never_fit_are_no_overload(ask, llm, monkeypatch):
+    monkeypatch.setattr(ask.driver, "most_requests", 2)
+    prompts, n, fits = ask(
+        (TEXT, {"prompt": ["a", "b", "c"], "max_tokens": 1}), (CHAT, {"messages": USER, "n": 3, "stream": True}),
+        (TEXT, {"prompt": ["a", "b"], "max_tokens": 1, "top_k": -1}),
+    )  # fmt: skip
+    assert [each.status_code for each in (prompts, n, fits)] == [400, 400, 200]
+    assert [each.json()["error"]["param"] for each in (prompts, n)] == ["prompt", "n"]
+    assert "3 requests; expected at most 2" in prompts.json()["error"]["message"]
+
+
+def test_an_unknown_argument_is_warned_of_once(ask, caplog):
+    body = {"prompt": "x", "max_tokens": 1, "temprature": 0, "user": "me"}
+    assert [each.status_code for each in ask((TEXT, body), (TEXT, body))] == [200, 200]
+    assert [each.getMessage() for each in caplog.records if each.name == "weft.serve"] == [
+        "unknown argument 'temprature' of a request is left out"
+    ]
+
+
+def test_offsets_of_tokens_in_the_text(ask, llm):
+    """Characters before each token; one of several tokens is counted with its last one."""
+    word = llm.tokenizer.encode("aé€b")
+    asked = {"prompt": "x", "max_tokens": 6, "temperature": 0, "logprobs": 0, "logit_bias": {str(word[0]): 100}}
+    whole, stream = ask((TEXT, asked), (TEXT, {**asked, "stream": True}))
+    assert whole.json()["choices"][0]["logprobs"]["text_offset"] == list(range(6))
+    events = [json.loads(line[6:]) for line in stream.text.splitlines() if line.startswith("data: {")]
+    assert [o for e in events for o in e["choices"][0]["logprobs"]["text_offset"]] == list(range(6))
+    choice = Choice([1], SamplingParameters(logprobs=0))
+    found = Text("", "", "", llm.tokenizer).logprobs(choice, [TokenLogprobs(t, 0.0, ()) for t in word])
+    assert found["text_offset"] == [0, 1, 1, 2, 2, 2, 3]
 
 
 def test_a_template_that_takes_long_holds_up_no_one_else(ask):

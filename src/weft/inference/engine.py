@@ -32,6 +32,7 @@ NOT_FINITE = (
 NO_TOKEN = "; or the request's parameters leave no token: min_tokens, stop_token_ids and logit_bias, or the schema"
 
 
+BESIDE_INVARIANT = "beside batch_invariant: guesses are checked by other kernels; expected one of them"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -66,7 +67,6 @@ class Output:
     finish_reason: str | None = None
     error: str | None = None
     prompt_tokens: int = 0
-    cached_tokens: int = 0
 
 
 @dataclass
@@ -104,9 +104,13 @@ class EngineConfig:
         cache_tokens: that the cache has room for.
         most_sequences: that run at once; further ones wait.
         most_tokens: of a step.
-        most_waiting: requests that may wait; further ones are refused.
-        max_length: tokens of the longest sequence, prompt and output.
+        max_length: tokens of the longest sequence, prompt and output; 0 for the model's.
+        invariant: a token's bits do not depend on what else is in the batch.
         overlap: launch a step before the last one's results are read.
+        prefix_caching: prompts share the blocks of a common beginning.
+        graphs: capture decoding as CUDA graphs, on a GPU.
+        block: tokens of a cache block.
+        cache_dtype: of keys and values; the model's if None.
     """
 
     cache_tokens: int
@@ -158,9 +162,7 @@ class Engine:
                 f"argument 'cache_tokens' is {config.cache_tokens}; expected at least a block of {config.block}"
             )
         if draft is not None and config.invariant:
-            raise ValueError(
-                "argument 'draft' beside batch_invariant: guesses are checked by other kernels; expected one of them"
-            )
+            raise ValueError(f"argument 'draft' {BESIDE_INVARIANT}")
         self.ahead = 0 if draft is None else draft.most
         self.length = config.length(model, self.ahead)
         self.blocks = Blocks(config.count, config.block, config.prefix_caching)
@@ -204,6 +206,10 @@ class Engine:
                 f"(model and cache have room for {self.length})"
             )
         limit = self.length if parameters.max_tokens is None else min(self.length, len(prompt) + parameters.max_tokens)
+        for name in ("logit_bias", "stop_token_ids"):
+            for token in getattr(parameters, name) or ():
+                if not 0 <= token < vocabulary:
+                    raise ValueError(f"argument '{name}' has the token {token}; expected ids 0 … {vocabulary - 1}")
         seed = secrets.randbits(63) if parameters.seed is None else parameters.seed
         root = len(prompt) if self.model.config.rotary.depends_on_length(len(prompt)) else ROOT
         sequence = Sequence(request_id, len(prompt), list(prompt), parameters, limit, seed, root)
@@ -218,9 +224,7 @@ class Engine:
 
             sequence.grammar = grammar or Grammar.of(self.tokenizer, self.model.config, parameters.json_schema)
         if parameters.min_tokens:
-            sequence.ends = {*self.model.config.eos, *parameters.stop_token_ids}
-        if out := [t for t in (*(parameters.logit_bias or ()), *sequence.ends) if not 0 <= t < vocabulary]:
-            raise ValueError(f"the token {out[0]} of logit_bias or stop_token_ids; expected ids 0 … {vocabulary - 1}")
+            sequence.ends = {t for t in (*self.model.config.eos, *parameters.stop_token_ids) if t < vocabulary}
         self.requests[request_id] = sequence
         self.scheduler.add(sequence)
         self.counted.prompt_tokens += len(prompt)

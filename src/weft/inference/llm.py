@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from weft.inference.checkpoint import Source
 from weft.inference.config import ModelConfig
-from weft.inference.engine import Engine, EngineConfig, Output, TokenLogprobs, without_modes
+from weft.inference.engine import BESIDE_INVARIANT, BLOCK, Engine, EngineConfig, Output, TokenLogprobs, without_modes
 from weft.inference.model import Decoder, Pages
 from weft.inference.parameters import SamplingParameters
 from weft.inference.quantized import Quantise, Scheme
@@ -54,6 +55,8 @@ class LLM:
         draft: a folder of a small model of the same vocabulary, or ``"ngram"``: guesses tokens, several of which the model
             then checks at once; the output is the same.
         most_sequences: that run at once.
+        overlap: launch a step before the last one's results are read; on a GPU only, if None.
+        graphs: capture decoding as CUDA graphs, on a GPU.
 
     Raises:
         FileNotFoundError, ValueError: a folder that is no model this engine reads; the message says what is wrong.
@@ -73,6 +76,13 @@ class LLM:
         except ModuleNotFoundError as missing:
             raise ModuleNotFoundError(INSTALL, name=missing.name) from missing
         self.device = _device(device)
+        wide, stored = _dtype("dtype", dtype, WIDE), _dtype("cache_dtype", cache_dtype, (*WIDE, torch.float8_e4m3fn))
+        _at_least(1, most_sequences=most_sequences, tensor_parallel=tensor_parallel)
+        _at_least(BLOCK, cache_tokens=BLOCK if cache_tokens is None else cache_tokens)
+        if not 0 < memory <= 1:
+            raise ValueError(f"argument 'memory' is {memory}; expected a share, 0 … 1")
+        if draft is not None and batch_invariant:
+            raise ValueError(f"argument 'draft' {BESIDE_INVARIANT}")
         ranks: Any = None
         share: dict[str, Any] = {}
         if tensor_parallel != 1:
@@ -87,16 +97,15 @@ class LLM:
                 f"argument 'quantize' is {quantize!r:.40}, but {folder} is quantised already; expected None"
             )
         quantise = None if quantize is None else Quantise(Scheme.of(quantize))
-        kind = _dtype("dtype", dtype, WIDE) or (
-            getattr(torch, config.dtype) if self.device.type == "cuda" else torch.float32
-        )
+        kind = wide or (getattr(torch, config.dtype) if self.device.type == "cuda" else torch.float32)
+        stored = stored or kind
         if max_length is not None and not 1 <= max_length <= config.max_length:
             raise ValueError(f"argument 'max_length' is {max_length}; expected 1 … {config.max_length}, the model's")
         config = replace(config, max_length=max_length or config.max_length)
+        guesser = None if draft in (None, "ngram") else _draft(draft, config)
         model = Decoder(config, source, self.device, kind, quantise=quantise, invariant=batch_invariant, **share)
-        stored = _dtype("cache_dtype", cache_dtype, (*WIDE, torch.float8_e4m3fn, torch.int8)) or kind
         gpu = self.device.type == "cuda"
-        small = None if draft in (None, "ngram") else self._draft(draft, config, kind)
+        small = None if guesser is None else Decoder(*guesser, self.device, kind)
         each = Pages.bytes_per_token(config, stored, tensor_parallel)
         if small is not None:
             each += Pages.bytes_per_token(small.config, stored)
@@ -114,15 +123,6 @@ class LLM:
             guesses = NGram(DRAFT)
         self.engine = Engine(model, self.tokenizer, sizes, draft=guesses, exchange=ranks)
         self._ids = itertools.count()
-
-    def _draft(self, folder: str | Path, config: ModelConfig, dtype: torch.dtype) -> Decoder:
-        """The small model whose guesses this one checks."""
-        small, source, _ = open_model(folder)
-        if small.vocab_size != config.vocab_size:
-            raise ValueError(
-                f"argument 'draft' has a vocabulary of {small.vocab_size}; expected {config.vocab_size}, the model's"
-            )
-        return Decoder(small, source, self.device, dtype)
 
     def generate(
         self, prompts: Any, parameters: SamplingParameters | Items[SamplingParameters] | None = None,
@@ -208,6 +208,22 @@ def _completion(parts: list[Output]) -> Completion:
 WIDE = (torch.float32, torch.float16, torch.bfloat16)
 
 
+def _draft(folder: Any, config: ModelConfig) -> tuple[ModelConfig, Source]:
+    """The small model whose guesses that of ``config`` checks; no weights are loaded yet."""
+    small, source, _ = open_model(folder)
+    if small.vocab_size != config.vocab_size:
+        raise ValueError(
+            f"argument 'draft' has a vocabulary of {small.vocab_size}; expected {config.vocab_size}, the model's"
+        )
+    return small, source
+
+
+def _at_least(least: int, **given: int) -> None:
+    for name, value in given.items():
+        if type(value) is not int or value < least:
+            raise ValueError(f"argument '{name}' is {value!r:.40}; expected an int of at least {least}")
+
+
 def _device(given: str | torch.device | None) -> torch.device:
     known = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
     try:
@@ -230,8 +246,6 @@ def _dtype(argument: str, given: str | torch.dtype | None, known: tuple[torch.dt
 
 def _room(config: ModelConfig, each: int, device: torch.device, memory: float) -> int:
     """Tokens of cache, ``each`` of so many bytes, that a share of the GPU's memory leaves beside all else."""
-    if not 0 < memory <= 1:
-        raise ValueError(f"argument 'memory' is {memory}; expected a share, 0 … 1")
     free, total = torch.cuda.mem_get_info(device)
     reserved = 2**30 + 8192 * (4 * config.intermediate_size + 4 * config.hidden_size) * 2 + 256 * config.vocab_size * 16
     left = free - reserved - (1 - memory) * total

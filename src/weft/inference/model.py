@@ -25,12 +25,13 @@ INVARIANT_ROWS = 64  # tokens of a block whose products do not depend on the bat
 
 @dataclass
 class Prefill:
-    """One sequence's part of a step: tokens ``start`` … ``end`` of the batch, behind ``cached`` tokens that the cache has."""
+    """One sequence's part of a step: tokens ``start`` … ``end`` of the batch."""
 
     start: int
     end: int
-    cached: int
-    slots: Tensor | None  # int64 [cached + end - start], where its keys lie in the cache; None if nothing is cached
+    slots: (
+        Tensor | None
+    )  # int64, where its keys lie in the cache, earlier ones first; None if no earlier ones are there
 
 
 @dataclass
@@ -317,7 +318,6 @@ class Decoder:
         quantise: makes a linear layer of a weight; None for the model's dtype.
         exchange: the ranks that share the model; None for this process alone.
         invariant: a token's bits do not depend on what else is in the batch.
-        positions: how many there are angles for: at least the tokens of the longest page table.
 
     Raises:
         ValueError: tensors that are missing, of another shape, not finite or not of the model; heads that the ranks cannot

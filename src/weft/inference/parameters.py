@@ -12,12 +12,13 @@ MOST_BIASES = 1024
 
 @dataclass(frozen=True)
 class SamplingParameters:
-    """How the tokens of a request are chosen. The defaults sample from the model's distribution.
+    """How the tokens of a request are chosen. The defaults sample from the model's distribution. There is no ``n``, which is of
+    ``weft serve``: for several outputs give a prompt several times.
 
     Args:
         max_tokens: generated at most; None for what the model's length and the cache leave.
         temperature: logits are divided by it; 0, or less than 1e-30, takes the most probable token (greedy).
-        top_k: only so many of the most probable tokens; 0 for all.
+        top_k: only so many of the most probable tokens; 0 or -1 for all.
         top_p: only the most probable tokens whose probabilities sum to it, 0 < top_p <= 1.
         min_p: only tokens of at least this share of the best one's probability, 0 … 1.
         repetition_penalty: logits of tokens in prompt or output are divided by it where positive, else multiplied.
@@ -58,6 +59,8 @@ class SamplingParameters:
         for name in ("stop", "stop_token_ids"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
+        if type(self.top_k) is int and self.top_k == -1:  # as vLLM says "all"
+            object.__setattr__(self, "top_k", 0)
         self._integer("max_tokens", 1, None, optional=True)
         self._integer("top_k", 0, None)
         self._integer("min_tokens", 0, self.max_tokens)

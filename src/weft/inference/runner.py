@@ -137,7 +137,7 @@ class Runner:
             pages.append(table[at // self.block])
             keys = np.arange(w.end)
             slot = table[keys // self.block].astype(np.int64) * self.block + keys % self.block if reused else None
-            parts.append(Prefill(start, start + count, w.start, None))
+            parts.append(Prefill(start, start + count, None))
             start += count
             cu_q.append(cu_q[-1] + count)
             cu_k.append(cu_k[-1] + w.end)

@@ -172,6 +172,9 @@ class Tokenizer:
         source = self.tool_template if more.get("tools") and self.tool_template is not None else self.template
         if source is None:
             raise ValueError("the model has no chat template; expected one in tokenizer_config.json, or a plain prompt")
+        if isinstance(messages, str) or not all(isinstance(each, dict) for each in messages):
+            given = f"argument 'messages' is {messages!r:.80}"
+            raise ValueError(f'{given}; expected a list of {{"role": ..., "content": ...}}')
         messages = [*messages]
         if continue_final_message:
             if not messages or not isinstance(messages[-1].get("content"), str):

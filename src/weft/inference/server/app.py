@@ -1,6 +1,7 @@
 """The HTTP application: OpenAI's completions, chat completions and models; health and metrics."""
 
 import asyncio
+import codecs
 import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -53,6 +54,8 @@ class Choice:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     tokens: int = 0
     reason: str | None = None
+    offset: int = 0  # characters of the tokens whose text_offset was given
+    decoder: Any = field(default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
 
 ADDRESSES = "/v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /health and /metrics"
@@ -177,12 +180,19 @@ def make_app(
 
     def _choices(body: Any, prompts: list[list[int]]) -> list[Choice]:
         """Of each prompt ``n``; those of one schema share what is made of it."""
+        if (count := len(prompts) * body.choices) > driver.most_requests:
+            name = "prompt" if body.choices == 1 else "n"
+            raise BadRequest(
+                f"argument '{name}': {len(prompts)} prompts with n = {body.choices} are {count} requests; "
+                f"expected at most {driver.most_requests}, this server's limit"
+            )
         choices = [Choice(prompt, body.parameters(i)) for prompt in prompts for i in range(body.choices)]
         if (schema := choices[0].parameters.json_schema) is not None:
             try:
                 made = Grammar.of(tokenizer, driver.engine.model.config, schema)
             except ValueError as error:
-                raise BadRequest(str(error), "response_format") from None
+                why = str(error).replace("argument 'json_schema'", f"argument '{body.schema_argument}'")
+                raise BadRequest(why, body.schema_argument) from None
             for choice in choices:
                 choice.grammar = made.copy()
         return choices
@@ -286,7 +296,7 @@ def make_app(
             while any(c.reason is None for c in choices) or not together.empty():
                 index, output = await together.get()
                 if isinstance(output, ValueError):
-                    raise BadRequest(str(output), "prompt") from None
+                    raise BadRequest(str(output)) from None
                 if isinstance(output, BaseException):
                     raise output
                 yield index, output
@@ -359,14 +369,18 @@ class Text:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     def logprobs(self, choice: Choice, found: list[TokenLogprobs]) -> Any:
+        """Of a choice's next tokens."""
         if choice.parameters.logprobs is None:
             return None
-        name = self.tokenizer.token_text
+        name, offsets = self.tokenizer.token_text, []
+        for t in found:
+            offsets.append(choice.offset)
+            choice.offset += len(choice.decoder.decode(self.tokenizer.shown_bytes(t.token)))
         return {
             "tokens": [name(t.token) for t in found],
             "token_logprobs": [t.logprob for t in found],
             "top_logprobs": [{name(token): value for token, value in t.best} for t in found],
-            "text_offset": [],
+            "text_offset": offsets,
         }
 
 

@@ -52,7 +52,7 @@ class Request:
                 break
             found = Output(
                 found.request_id, found.token_ids + after.token_ids, found.text + after.text, found.logprobs + after.logprobs,
-                after.finish_reason, None, after.prompt_tokens, after.cached_tokens,
+                after.finish_reason, None, after.prompt_tokens,
             )  # fmt: skip
             self._came.popleft()
         return found
@@ -64,7 +64,6 @@ class Driver:
     Args:
         engine: driven by this thread alone from now on.
         most_requests: that are in the engine at once, running or waiting; ``Overloaded`` beyond.
-        observe: called in the thread with the stats after each step.
         repeat: called before each step with the calls of the engine since the last one, for ranks that make them too;
             ``["add", id, prompt, parameters]`` or ``["abort", id]``, and with None at the end. They cannot follow a step that
             raises: the engine is given up then.
@@ -73,10 +72,10 @@ class Driver:
     FAULTS = 3  # steps in a row that raise, after which the engine is given up
 
     def __init__(
-        self, engine: Engine, most_requests: int = 1024, observe: Callable[[Stats], None] | None = None,
+        self, engine: Engine, most_requests: int = 1024,
         repeat: Callable[[list[list[Any]] | None], None] | None = None,
     ):  # fmt: skip
-        self.engine, self.most_requests, self.observe, self.repeat = engine, most_requests, observe, repeat
+        self.engine, self.most_requests, self.repeat = engine, most_requests, repeat
         self.failure: str | None = None
         self.fault = ""  # what the last step that raised said
         self.stats: Stats = engine.stats
@@ -176,8 +175,6 @@ class Driver:
                 ranks = self.repeat is not None
                 self._fail(RANK_ENDED if ranks else self.fault, ranks or faults >= self.FAULTS)
             self.stats = replace(self.engine.stats)
-            if self.observe is not None:
-                self.observe(self.stats)
         self._fail("the server is stopping", for_good=True)
         if self.repeat is not None:
             self.repeat(None)

@@ -1,6 +1,8 @@
 """The bodies of OpenAI's completions and chat completions, and the sampling parameters that they mean."""
 
 import json
+import logging
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
@@ -12,7 +14,7 @@ Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 MOST_CHOICES = 16
 MOST_PROMPTS = 64
 # Arguments of the API that change the result and that this server does not serve: refused by name unless they say nothing.
-# Other arguments that it does not know (user, metadata, store …) change nothing and are left out.
+# Other arguments that it does not know are left out, with a warning unless they are known to change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "suffix": (None, ""), "echo": (None, False), "best_of": (None, 1), "tools": (None, []), "tool_choice": (None, "none"),
     "functions": (None, []), "function_call": (None, "none"), "audio": (None,), "prediction": (None,),
@@ -25,14 +27,22 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (None,), "logits_processors": (None, []), "return_token_ids": (None, False), "media_io_kwargs": (None,),
     "mm_processor_kwargs": (None,), "typical_p": (None, 1), "thinking_token_budget": (None,),
 }  # fmt: skip
+NO_EFFECT = {
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "parallel_tool_calls", "return_token_strs", "request_id", "priority",
+}  # fmt: skip
+MOST_WARNINGS = 100
+log = logging.getLogger("weft.serve")
+warned: set[str] = set()  # names of unknown arguments
 
 
 class BadRequest(ValueError):
-    """What a client asked for is not possible; ``argument`` names it."""
+    """What a client asked for is not possible; ``argument`` names it, else the message does."""
 
     def __init__(self, message: str, argument: str | None = None, status: int = 400, code: str | None = None):
         super().__init__(message)
-        self.argument, self.status, self.code = argument, status, code
+        named = re.match(r"argument '(\w+)'", message) if argument is None else None
+        self.argument, self.status, self.code = named[1] if named else argument, status, code
 
 
 class StreamOptions(BaseModel):
@@ -92,15 +102,26 @@ class Common(BaseModel):
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def check(self) -> None:
-        """Raises BadRequest for what is refused by name."""
+        """Raises BadRequest for what is refused by name; the first time that an unknown argument comes, a warning is logged."""
         for name, nothing in UNSUPPORTED.items():
             value = (self.model_extra or {}).get(name)
             if value not in nothing and not (name == "best_of" and value == self.n):
                 raise BadRequest(f"argument '{name}' is not supported by this server; leave it out", name)
+        for name in (self.model_extra or {}).keys() - UNSUPPORTED.keys() - NO_EFFECT - warned:
+            if len(warned) < MOST_WARNINGS:
+                warned.add(name)
+                log.warning("unknown argument %.60r of a request is left out", name)
         if not 1 <= self.choices <= MOST_CHOICES:
             raise BadRequest(f"argument 'n' is {self.n}; expected 1 … {MOST_CHOICES}", "n")
         if self.stream_options is not None and not self.stream:
             raise BadRequest("argument 'stream_options' without 'stream'; expected both", "stream_options")
+
+    @property
+    def schema_argument(self) -> str:
+        """The argument that has the output's schema, if any has."""
+        if self.response_format is not None and self.response_format.type != "text":
+            return "response_format"
+        return "structured_outputs" if self.guided_json is None else "guided_json"
 
     def output_schema(self) -> dict[str, Any] | None:
         """The JSON schema that the output is to have, by any of the arguments that say so."""
@@ -141,8 +162,6 @@ class Common(BaseModel):
             "min_tokens",
         )
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        if given.get("top_k") == -1:  # vLLM's "all"
-            given["top_k"] = 0
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if any(_surrogate(text) for text in stop):
             raise BadRequest("argument 'stop' has a lone surrogate; expected valid Unicode", "stop")

@@ -140,8 +140,13 @@ def team(ranks: int) -> Iterator[Team | None]:
 
 def _start(ranks: int) -> tuple[Any, Started]:
     """Starts ranks 1 … of a job whose rank 0 is this process, with its own command line; and the job's store."""
+    import torch
     import torch.distributed as dist
 
+    if "OMP_NUM_THREADS" not in os.environ:  # ranks share this machine's cores
+        threads = max(1, torch.get_num_threads() // ranks)
+        torch.set_num_threads(threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.environ |= {
         launched.STARTED_BY_WEFT: "serve", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
