@@ -126,7 +126,7 @@ SCALED = Dispatch(
 
 class WeightOnlyCall(Call):
     """A call of ``weight_only_matmul``, checked: x [M, K] with the parts of a :class:`QuantizedWeight`, and what surrounds the
-    product; any tensor stands in for what there is not. Plans are called with ``(x, words, scale, zero, bias, norm, residual,
+    product; any tensor is passed for what there is not. Plans are called with ``(x, words, scale, zero, bias, norm, residual,
     y)``, y [M, outputs] row-major."""
 
     def __init__(
