@@ -1,6 +1,5 @@
 """The decoder of Llama, Mistral, Qwen 2 and Qwen 3 (dense and mixture of experts), over a paged cache."""
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -359,8 +358,6 @@ class Decoder:
         else:
             self.head = load.linear(["lm_head"], [config.vocab_size], config.hidden_size, split=None, head=True)
         source.finish()
-        # no step writes weights; products of codes were not yet compared with late starts under stress
-        self.early = quantise is None and not hasattr(source, "linear")
         self.angles: tuple[Tensor, Tensor] = (torch.empty(0, device="cpu"), torch.empty(0, device="cpu"))
 
     def prepare(self, positions: int) -> None:
@@ -382,7 +379,7 @@ class Decoder:
     @torch.inference_mode()
     def __call__(self, batch: Batch, pages: Pages) -> Tensor:
         """Logits [rows that are wanted, V], in the model's dtype. The batch's keys and values are in the cache then."""
-        with early_start() if self.early else contextlib.nullcontext():
+        with early_start():  # no step writes weights
             stream = Stream(F.embedding(batch.tokens, self.embedding), self.rows, self.exchange)
             for before, attention, after, feed_forward in self.layers:
                 attention(stream, before, batch, pages, self.angles)

@@ -120,7 +120,6 @@ class Step:
         strides = (*rows, *cache, o_b, o_h, o_d, *a.given["page_table"].stride(), *angles, *scales)
         sizes = (a.batches, a.groups, a.group, a.capacity, a.k.shape[0], splits, LEAST, layout.tiles)
         scale = a.d**-0.5 if o.scale is None else o.scale
-        early = False  # in a chain of itself it was slower for 1B's heads (docs/notes/attention.md)
         numbers = (*sizes, min(o.left or 0, a.capacity), scale, o.eps)
         constants = {
             "D": a.d, "DV": a.dv, "D_COLS": bucket(a.d), "DV_COLS": columns, "M": layout.M, "N": config["N"],
@@ -131,10 +130,10 @@ class Step:
             "CODES": format_of(a.k.dtype) if self.codes else "",
             "HARDWARE": self.codes and not INTERPRETING and target_sm(a.q.device) >= 89, "LEFT": o.left is not None,
             "SCALED": "k_scale" in c.given, "HALF": (self.pairs or self.fp8) and a.q.dtype != torch.float32,
-            "ACCURATE": a.q.dtype == torch.float32, "PAIRS": self.pairs, "EARLY": early,
+            "ACCURATE": a.q.dtype == torch.float32, "PAIRS": self.pairs,
         }  # fmt: skip
         warps, stages = config["num_warps"], config["num_stages"]
-        self.plan = Plan(kernels.append_and_attend, (programs,), (*numbers, *strides), constants, warps, stages, early)
+        self.plan = Plan(kernels.append_and_attend, (programs,), (*numbers, *strides), constants, warps, stages)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, *tensors: Tensor) -> Tensor:
         table, lengths, *optional = tensors

@@ -20,7 +20,6 @@ from weft.operators.attention.decode_kernels import (
     walk,
 )
 from weft.operators.attention.kernels import LOG2E, base
-from weft.operators.launch import wait_for_predecessor
 from weft.operators.quantization.kernels import decode, encode
 
 # B batch, H heads of q, G heads of the cache, M rows (heads that share keys) and N keys of a tile
@@ -100,11 +99,9 @@ def append_and_attend(
     KEPT: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr, PAGE: tl.constexpr, ALIKE: tl.constexpr, R: tl.constexpr,
     INTERLEAVED: tl.constexpr, NORM: tl.constexpr, FORMAT: tl.constexpr, CODES: tl.constexpr, HARDWARE: tl.constexpr,
     LEFT: tl.constexpr, SCALED: tl.constexpr, HALF: tl.constexpr, ACCURATE: tl.constexpr, PAIRS: tl.constexpr,
-    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One part of a sequence's keys for M rows of one head of the cache; of the last part also its new token. FORMAT says how
     codes become numbers, CODES how numbers become codes; PAIRS as in ``attend_part``."""
-    wait_for_predecessor(EARLY)
     program = tl.program_id(0)
     tile, g, slot = program % tiles, program // tiles % groups, program // tiles // groups
     b, length, part, parts, start, stop = part_of(
