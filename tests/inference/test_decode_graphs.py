@@ -67,3 +67,14 @@ def test_replays_give_the_same_tokens(models, monkeypatch, kind, parameters):
         before = Emulated.replays
         assert run(engine, prompts, p) == wanted
         assert Emulated.replays - before >= 5
+
+
+def test_a_longer_engine_leaves_what_a_shorter_one_s_graphs_read(models):
+    model = models[0]
+    short = engine_of(model, max_length=32).runner
+    there = short.angles
+    engine_of(model, max_length=16)
+    assert model.angles is there
+    long = engine_of(model, max_length=64).runner
+    assert short.angles is there and len(there[0]) < len(long.angles[0])
+    assert long.angles[0][: len(there[0])].equal(there[0])

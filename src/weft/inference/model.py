@@ -361,8 +361,9 @@ class Decoder:
         self.angles: tuple[Tensor, Tensor] = (torch.empty(0, device="cpu"), torch.empty(0, device="cpu"))
 
     def prepare(self, positions: int) -> None:
-        """Makes the angles of so many positions."""
-        self.angles = self.config.rotary.angles(torch.arange(positions, device=self.device))
+        """Makes the angles of so many positions, where there are fewer: graphs read those that there are."""
+        if positions > len(self.angles[0]):
+            self.angles = self.config.rotary.angles(torch.arange(positions, device=self.device))
 
     @property
     def bytes(self) -> int:

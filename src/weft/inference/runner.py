@@ -63,6 +63,7 @@ class Runner:
         self.known: dict[int, tuple[Sequence, int, int]] = {}  # of each slot: whose pages it has, and how many
         self.graphs: dict[tuple[int, int], dict[int, Graph]] = {}  # of (queries, steps), by sequences
         model.prepare(self.width * block)
+        self.angles = model.angles  # what its graphs read, also when another runner asks for more
 
     # ---- launches ------------------------------------------------------------------------------------------------
 

@@ -51,7 +51,8 @@ def skinny_vector(
     M, N, k_vectors, x_row, x_col, w_row, w_col, bias_col, norm_col, residual_row, residual_col, eps,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, LANES: tl.constexpr, AT_ONCE: tl.constexpr, VEC: tl.constexpr,
     EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT: tl.constexpr, GATED: tl.constexpr,
-    NORM: tl.constexpr, RESIDUAL: tl.constexpr, ONE_STEP: tl.constexpr, F: tl.constexpr, EARLY: tl.constexpr,
+    NORM: tl.constexpr, RESIDUAL: tl.constexpr, ONE_STEP: tl.constexpr, AHEAD: tl.constexpr, F: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """A program takes ROWS rows of w and TOKENS of x. All its LANES threads walk along K, each with AT_ONCE times VEC elements
     of every row at a time, so that x is read once for all rows, sums stay in a thread's registers until the end, and threads
@@ -60,8 +61,8 @@ def skinny_vector(
     y = F(product), or with GATED, where w has N more rows, F(product, that with the other rows). With NORM the product is
     that of rms_norm(x): a program adds up x's squares beside its products and divides these at the end.
 
-    Each step asks for the next step's w before it multiplies; the first step's is asked for before anything that another
-    kernel writes."""
+    AHEAD: each step asks for the next step's w before it multiplies, and the first step's is asked for before anything that
+    another kernel writes. That takes more registers, so fewer programs are there at once."""
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     m = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS)
     K = k_vectors * VEC
@@ -81,9 +82,10 @@ def skinny_vector(
     up = w + N.to(tl.int64) * (w_row * VEC) if GATED else w
     inside = (n[:, None] < N) & (m[None, :] < M)
     part = tl.program_id(1)
-    w_tile = read(w, k < left, EVEN_K, "evict_first")
-    up_tile = read(up, k < left, EVEN_K, "evict_first") if GATED else w_tile
-    g_tile = read(g, k < left, EVEN_K, "evict_last") if NORM else w_tile
+    if AHEAD:
+        w_tile = read(w, k < left, EVEN_K, "evict_first")
+        up_tile = read(up, k < left, EVEN_K, "evict_first") if GATED else w_tile
+        g_tile = read(g, k < left, EVEN_K, "evict_last") if NORM else w_tile
     if HAS_BIAS:
         b = bias_ptr + n.to(tl.int64) * bias_col
         bias = tl.load(b, mask=(n < N) & (part == 0), other=0.0).to(tl.float32)
@@ -95,7 +97,19 @@ def skinny_vector(
     acc = tl.zeros([ROWS, TOKENS, LANES], tl.float32)
     acc_up = tl.zeros([ROWS, TOKENS, LANES], tl.float32)
     squares = tl.zeros([1, TOKENS, LANES], tl.float32)
-    if not ONE_STEP:
+    if not AHEAD:
+        for _ in tl.range(first, last, num_stages=1):
+            w_tile = read(w, k < left, EVEN_K, "evict_first")
+            up_tile = read(up, k < left, EVEN_K, "evict_first") if GATED else w_tile
+            x_tile = read(x, k < left, EVEN_K, "evict_last").to(tl.float32)
+            acc += tl.sum(tl.sum(w_tile.to(tl.float32) * x_tile, axis=4), axis=2)
+            if GATED:
+                acc_up += tl.sum(tl.sum(up_tile.to(tl.float32) * x_tile, axis=4), axis=2)
+                up += STEP * w_col
+            w += STEP * w_col
+            x += STEP * x_col
+            left -= STEP
+    elif not ONE_STEP:
         for _ in tl.range(first, last - 1, num_stages=1):
             w += STEP * w_col
             left -= STEP
@@ -115,13 +129,14 @@ def skinny_vector(
                 acc_up += tl.sum(tl.sum(up_tile.to(tl.float32) * x_tile, axis=4), axis=2)
                 up_tile = up_next
             x += STEP * x_col
-    x_tile = read(x, k < left, EVEN_K, "evict_last").to(tl.float32)
-    if NORM:
-        squares += tl.sum(tl.sum(x_tile * x_tile, axis=4), axis=2)
-        x_tile *= g_tile.to(tl.float32)
-    acc += tl.sum(tl.sum(w_tile.to(tl.float32) * x_tile, axis=4), axis=2)
-    if GATED:
-        acc_up += tl.sum(tl.sum(up_tile.to(tl.float32) * x_tile, axis=4), axis=2)
+    if AHEAD:
+        x_tile = read(x, k < left, EVEN_K, "evict_last").to(tl.float32)
+        if NORM:
+            squares += tl.sum(tl.sum(x_tile * x_tile, axis=4), axis=2)
+            x_tile *= g_tile.to(tl.float32)
+        acc += tl.sum(tl.sum(w_tile.to(tl.float32) * x_tile, axis=4), axis=2)
+        if GATED:
+            acc_up += tl.sum(tl.sum(up_tile.to(tl.float32) * x_tile, axis=4), axis=2)
     y = tl.sum(acc, axis=2)
     up_sum = tl.sum(acc_up, axis=2) if GATED else y
     if NORM:
@@ -230,15 +245,14 @@ def shared_limit(sm: int) -> int:
 def heuristic(sm: int, dtype: torch.dtype, m: int, n: int, k: int) -> Config:
     """Sums are split where rows of w are too few to fill the machine.
 
-    For one row a program of four warps takes one row of w, with 4 KB of it in flight, and nothing else: the hardware hands out
-    the next program where one has ended, so no multiprocessor waits for another's share. An H200 took in bf16 120.9 µs for
-    128256 x 2048, 4.1 for 2048 x 2048; with eight warps 218 and 5.3. Rows of more than 4 KB take 2 KB a step, since the next
-    step's are in flight too: with a residual 29.6 µs for 4096 x 14336, with 4 KB a step 31.1."""
+    For one row a program of four warps takes one row of w, 4 KB of it at a time, and nothing else: the hardware hands out the
+    next program where one has ended, so no multiprocessor waits for another's share. An H200 took in bf16 120.9 µs for 128256 x
+    2048, 28.3 for 4096 x 14336, 4.1 for 2048 x 2048; with eight warps 218, 31.8 and 5.3."""
     if INTERPRETING:
         return _config(4, 2, 1, 1, 2) if m == 1 else _config(16, 2, 1, 2)
     if m == 1:
         step = 4 * 32 * 16 // dtype.itemsize
-        return _config(1, max(1, FILLS // n), 4, 1, 2 if step < k <= 2 * step else 1)
+        return _config(1, max(1, FILLS // n), 4, 1, min(2, bucket(-(-k // step))))
     rows = 8 if n >= 8192 and dtype != torch.float32 else 4
     return _config(rows, max(1, FILLS * rows // n), 4, 3)
 
@@ -286,7 +300,8 @@ def plan(
     strides += (0 if bias is None else bias.stride(0), 0 if norm is None else norm.stride(0))
     strides += (0, 0) if residual is None else residual.stride()
     early = starts_early(x.device)
-    config = config or chosen(x, n, k, activation, norm is not None or residual is not None)
+    more = norm is not None or residual is not None
+    config = config or chosen(x, n, k, activation, more)
     lanes = config["num_warps"] * 32
     step = config["AT_ONCE"] * lanes * vec
     known = {"TOKENS": tokens, "LANES": lanes, "VEC": vec, "EVEN_K": k > 0 and k % step == 0, "HAS_BIAS": bias is not None,
@@ -298,7 +313,7 @@ def plan(
         constants = {**constants_of(config), **known}
         return Plan(row_vector, grid, (groups, *scalars), constants, config["num_warps"], 1, early)
     split = 1 if activation is not NONE or norm is not None else parts_of(config["SPLIT"], triton.cdiv(k, step))
-    constants = {**constants_of(config), **known, "SPLIT": split, "ONE_STEP": k <= step}
+    constants = {**constants_of(config), **known, "SPLIT": split, "ONE_STEP": k <= step, "AHEAD": more or early}
     grid = (triton.cdiv(n, config["ROWS"]), split, across)
     products = Plan(skinny_vector, grid, scalars, constants, config["num_warps"], 1, early)
     return in_parts(products, split, m * n)
@@ -311,14 +326,14 @@ def groups_of(rows: int, groups: int, warps: int, at_once: int) -> Config:
 
 def chosen(x: Tensor, n: int, k: int, activation: Activation, more: bool) -> Config:
     """With a norm or a residual (``more``) a program holds a row that fits into its registers, and takes many rows of w; else
-    it takes one row of w (:func:`heuristic`)."""
+    it takes one row of w (:func:`heuristic`), with them 2 KB of a longer one at a time, since the next step's are in flight
+    too: 29.6 µs for 4096 x 14336 in bf16, with 4 KB a step 31.1."""
     size = k * x.element_size()
     if not more or size > LONGEST_ROW or x.shape[0] > 1 or INTERPRETING:
-        return (
-            GATED_ROW
-            if activation.gated
-            else configuration(x.device, x.dtype, bucket(x.shape[0]), bucket(n), bucket(k))
-        )
+        if activation.gated:
+            return GATED_ROW
+        config = configuration(x.device, x.dtype, bucket(x.shape[0]), bucket(n), bucket(k))
+        return {**config, "AT_ONCE": 1} if more and x.shape[0] == 1 and size > LONGEST_ROW else config
     warps = min(max(bucket(-(-size // 512)), 4), 8)
     at_once = bucket(-(-size // (512 * warps)))
     rows = 1 if activation.gated and at_once > 1 else 2
