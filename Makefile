@@ -1,8 +1,12 @@
 # Every target first brings up the same .venv; with nothing changed that takes well under a second.
 #
 #   PYTHON=python3.12       the Python to build .venv on (its PyTorch is used when it sees the GPU)
+#   WEFT_PYTHON=…           an existing environment to build .venv on
+#   WEFT_TORCH_INDEX=…      where PyTorch comes from
 #   SKIP_SETUP=1            no .venv: run PYTHON itself on src/ (a machine without a network that has all it needs)
 #   PYTEST_ARGS='-k softmax'   REPORT_ARGS='…'   SANITIZE=memcheck|racecheck
+#   WEFT_RESULTS=…          where records go
+#   WEFT_COMMIT=…           the commit that records name where there is no .git
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
@@ -28,8 +32,9 @@ endif
 .PHONY: help setup sanitizer report test test-all gpu-test lint clean
 .DEFAULT_GOAL := help
 
-help: ## these targets
+help: ## these targets, and the variables
 	@sed -n -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+	@sed -n 's/^#   /  /p' Makefile
 
 setup: ## .venv with weft and the PyTorch that fits this machine
 	@$(PYTHON) scripts/setup.py

@@ -285,13 +285,9 @@ def test_pytorchs_way_keeps_the_engines_states(monkeypatch, name, options):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_readmes_optimizer(tmp_path, dtype):
-    """The example as it is printed; float64 goes its PyTorch way."""
-    text = (ROOT / "src/weft/operators/optimizer/README.md").read_text()
-    code = text.partition("<!-- example: signum -->")[2].partition("<!-- end -->")[0].partition("```python")[2]
-    file = tmp_path / "signum.py"
-    file.write_text(code.partition("```")[0])
-    spec = importlib.util.spec_from_file_location("signum", file)
+def test_the_optimizer_of_the_examples(dtype):
+    """float64 goes its PyTorch way."""
+    spec = importlib.util.spec_from_file_location("signum", ROOT / "examples/signum.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     mine, theirs = weights(dtype=dtype), weights(dtype=dtype)

@@ -121,9 +121,10 @@ def test_pages_of_all_records_are_generated_and_removed_with_their_family(projec
     assert "removed docs/measured/gone.md" in said and (folder / "own.md").exists()
     page, index = ((folder / name).read_text(encoding="utf-8") for name in ("softmax.md", "README.md"))
     assert re.findall("^##+ .*", page, re.M) == [
-        "## softmax", "### softmax forward", "### softmax forward, wall time on the host, warm cache",
+        "## Kernels", "## softmax", "### softmax forward", "### softmax forward, wall time on the host, warm cache",
         "### softmax forward, steps of the ladder", "### softmax backward",
     ]  # fmt: skip
+    assert "| a cluster of blocks holds a row |" in page  # the table of kernels
     assert "| 260 | – |" in page and "| ladder-1-naive | 900 |" in page and "| 77.0 |" in page and "550" not in page
     assert "| [softmax](softmax.md#softmax) | backward | bf16 | 1 |" in index and "| softmax | 12.0 |" in index
     assert documents.refresh_all(project, check=True, say=silent) == 0
@@ -210,9 +211,6 @@ for command in sys.argv[1:]:
 """
 
 
-IMPORTS = "from weft.operators.cuda import CTYPES, CudaPlan, pointer_aligned\n"
-
-
 def run_python(*arguments, source=ROOT / "src"):
     """Starts a Python on a source folder; ``finish`` waits for it."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
@@ -233,20 +231,8 @@ def started(tmp_path_factory):
     copy = tmp_path_factory.mktemp("source")
     shutil.copytree(ROOT / "src" / "weft", copy / "weft", ignore=shutil.ignore_patterns("__pycache__"))
     (usage,) = blocks("README.md", "python")
-    operator, launch, _peer = blocks("docs/adding-an-operator.md", "python")
-    (source,) = blocks("docs/adding-an-operator.md", "cuda")
-    folder = copy / "weft" / "operators" / "elementwise"
-    (folder / "squared_relu.py").write_text(operator, encoding="utf-8")
-    (folder / "squared_relu.cu").write_text(source, encoding="utf-8")
-    with_cuda = copy / "with_cuda"
-    shutil.copytree(copy / "weft", with_cuda / "weft")
-    imports = "import ctypes\nfrom pathlib import Path\nimport torch\n" + IMPORTS
-    operator = operator.replace("import torch\n", imports, 1)
-    operator = operator.replace("TRITON = Route", f"{launch}\n\nTRITON = Route")
-    operator = operator.replace("EMPTY, TRITON", "EMPTY, CUDA, TRITON")
-    guide = (ROOT / "docs/adding-an-operator.md").read_text()
-    (register,) = re.findall(r"`(squared_relu\.implementation\([^`]*)`", guide)
-    (with_cuda / "weft/operators/elementwise/squared_relu.py").write_text(f"{operator}\n{register}\n", encoding="utf-8")
+    for file in (ROOT / "examples" / "squared_relu").glob("squared_relu.*"):
+        shutil.copy(file, copy / "weft" / "operators" / "elementwise")
     without_torch = (
         "import sys; from weft.report import documents, stubs; stubs.refresh_stub(True, print)\n"
         "assert not {'torch', 'triton', 'numpy'} & set(sys.modules)"
@@ -256,7 +242,7 @@ def started(tmp_path_factory):
     processes = {
         "without torch": run_python("-c", without_torch, source=copy),
         "verify": run_python("-c", RUN, examples / "define_an_operator.py", "weft verify squared_relu", source=copy),
-        "compile": run_python("-m", "weft", "compile-check", "squared_relu", "--arch", "sm_90", source=with_cuda),
+        "compile": run_python("-m", "weft", "compile-check", "squared_relu", "--arch", "sm_90", source=copy),
         "measure": run_python("-c", RUN, copy / "usage.py", examples / "softmax_against_the_limit.py"),
     }
     yield processes
@@ -273,7 +259,7 @@ def test_stubs_need_no_pytorch(started):
 def test_the_documented_operators_verify(started):
     printed = finish(started["verify"])
     assert "0 failed; 6 of 6 mutants rejected" in printed, "examples/define_an_operator.py"
-    assert " 0 failed" in printed and "10 of 10 mutants" in printed, "docs/adding-an-operator.md"
+    assert " 0 failed" in printed and "10 of 10 mutants" in printed, "examples/squared_relu"
 
 
 def test_the_documented_cuda_kernel_compiles(started):

@@ -2,7 +2,7 @@
 ``elementwise/vector_add.py``.
 
 The public function takes the first route that applies, ``weft.ops.explain`` prints it, ``weft bench`` times every route by its
-name, and the family's README lists the table.
+name, and the family's page of ``docs/measured`` lists the table.
 """
 
 import functools

@@ -10,7 +10,6 @@ The text between the markers is replaced; all other text stays, and so does a ma
     weft:table operator=… gpu=… direction=… dtype=… rungs=only                         all points of an operator
     weft:ceilings gpu=…                                                                what the machine gives
     weft:host gpu=…                                                                    what a call costs on the host
-    weft:kernels family=…                                                              the family's dispatch tables
     weft:comm gpu=… backend=nccl|gloo|mpi                                              collectives, a table a run
     weft:simulator cpu=… of=speed|growth                                               the cluster simulator's speed
 
@@ -25,7 +24,7 @@ from weft import records, registry
 from weft.definition import BYTES, UnknownName
 from weft.drawing.quantities import is_ceiling, is_rung
 from weft.records import Store
-from weft.report import collectives, kernels, measured, simulator, tables
+from weft.report import collectives, measured, simulator, tables
 
 PLACES = ("*.md", "docs/**/*.md", "src/weft/**/*.md", "tests/**/*.md")
 MEASURED = "docs/measured"
@@ -34,7 +33,6 @@ WORDS = {  # of each kind of table, the required ones first
     "table": ("operator", "gpu", "direction", "dtype", "rungs"),
     "ceilings": ("gpu",),
     "host": ("gpu",),
-    "kernels": ("family",),
     "comm": ("gpu", "backend"),
     "simulator": ("cpu", "of"),
 }
@@ -151,9 +149,9 @@ def _table(line: str, store: Store) -> str:
             raise UnknownName(f"word of 'weft:{kind}'", word, WORDS[kind])
     if missing := [word for word in WORDS[kind] if word not in OPTIONAL and word not in words]:
         raise ValueError(f"'weft:{kind}' lacks {' and '.join(f'{word}=…' for word in missing)}")
-    machines, families = store.machines(), {registry.family(name) for name in registry.names()}
+    machines = store.machines()
     values = {
-        "operator": registry.names(), "gpu": machines, "cpu": machines, "family": families, "dtype": BYTES,
+        "operator": registry.names(), "gpu": machines, "cpu": machines, "dtype": BYTES,
         "backend": ("nccl", "gloo", "mpi"),
         "direction": ("forward", "backward"), "rungs": ("only",), "of": ("speed", "growth"),
     }  # fmt: skip
@@ -161,8 +159,6 @@ def _table(line: str, store: Store) -> str:
         if word in values and value not in values[word]:
             raise UnknownName(f"{word} of 'weft:{kind}'", value, values[word])
 
-    if kind == "kernels":
-        return kernels.table(registry.FOLDER / words["family"])
     if kind == "comm":
         timed_runs = collectives.runs(store.lines(words["gpu"], collectives.FILE))
         return "\n\n".join(collectives.table(run) for run in timed_runs if run.backend == words["backend"])

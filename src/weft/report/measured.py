@@ -1,8 +1,9 @@
-"""The pages of ``docs/measured``: every committed record, one page a family, and an index."""
+"""The pages of ``docs/measured``: every committed record and the table of kernels, one page a family, and an index."""
 
 from weft import registry
 from weft.drawing.quantities import is_ceiling, is_rung
 from weft.records import RANDOM, Measurement, Store, latest
+from weft.report import kernels
 from weft.report.random_table import random_table
 from weft.report.summary import summary_table
 from weft.report.tables import ceilings_table, host_table, points_table, rungs_table
@@ -24,6 +25,13 @@ Median times in µs; share of the measured ceiling; ratio to the best peer of th
 faster). Random data, a cold cache unless a title says otherwise; [how weft measures](../measurement.md),
 [all families](README.md){readme}.
 """
+KERNELS = """## Kernels
+
+A call takes the first kernel that supports it and whose condition holds; `weft.ops.explain` says which, and why. On a CPU
+and of empty tensors it is PyTorch's.
+
+{table}
+"""
 README = ", [what the family does](../../src/weft/operators/{}/README.md)"
 
 
@@ -43,7 +51,9 @@ def pages(store: Store) -> dict[str, str]:
         parts = [part for name in names for part in _operator(name, ordered)]
         if parts:
             readme = README.format(family) if (registry.FOLDER / family / "README.md").is_file() else ""
-            made[f"{family}.md"] = "\n".join([PAGE.format(family=family, generated=GENERATED, readme=readme), *parts])
+            head = PAGE.format(family=family, generated=GENERATED, readme=readme)
+            chosen = KERNELS.format(table=kernels.table(registry.FOLDER / family))
+            made[f"{family}.md"] = "\n".join([head, chosen, *parts])
     return made
 
 
