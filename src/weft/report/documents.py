@@ -6,7 +6,8 @@ files.
 
 The text between the markers is replaced; all other text stays, and so does a marker inside a code fence. The kinds:
 
-    weft:headlines gpu=… points=softmax:bf16:M=8,N=8;softmax:fp32:M=8,N=8:backward     chosen points, one row each
+    weft:headlines gpu=… points=softmax:bf16:M=8,N=8;softmax:fp32:M=8,N=8:backward     chosen points, one row each; by default
+                                                                                       HEADLINES
     weft:table operator=… gpu=… direction=… dtype=… rungs=only                         all points of an operator
     weft:ceilings gpu=…                                                                what the machine gives
     weft:host gpu=…                                                                    what a call costs on the host
@@ -36,7 +37,20 @@ WORDS = {  # of each kind of table, the required ones first
     "comm": ("gpu", "backend"),
     "simulator": ("cpu", "of"),
 }
-OPTIONAL = {"direction", "dtype", "rungs"}
+OPTIONAL = {"points", "direction", "dtype", "rungs"}
+HEADLINES = (  # of both READMEs
+    "softmax:bf16:M=65536,N=4096",
+    "rms_norm:bf16:M=16384,N=16384",
+    "rms_norm:bf16:M=32768,N=8192:backward",
+    "cross_entropy_with_gradient:bf16:M=8192,V=128256",
+    "matmul:bf16:M=4096,N=4096,K=14336,layout=NT",
+    "matmul:bf16:M=512,N=28672,K=4096,layout=NT",
+    "linear:bf16:M=4096,N=14336,K=4096,activation=gelu,plus=bias",
+    "skinny_matmul:bf16:M=1,N=8192,K=8192,bias=False",
+    "sum:bf16:M=1,N=268435456,dim=all",
+    "adamw:bf16:T=145,P=8522844,shapes=language_model",
+    "newton_schulz:bf16:B=16,M=2048,N=2048",
+)
 _START = re.compile(r"\s*<!--\s*weft:(?P<kind>\w+)(?P<words>(\s+[\w-]+=[^\s>]+)*)\s*-->\s*$")
 _END = "<!-- weft:end -->"
 
@@ -171,7 +185,7 @@ def _table(line: str, store: Store) -> str:
     if kind == "host":
         return tables.host_table(m for m in measurements if m.metric == "host time")
     if kind == "headlines":
-        return tables.headlines_table(measurements, words["points"].split(";"))
+        return tables.headlines_table(measurements, words["points"].split(";") if "points" in words else HEADLINES)
     rungs = words.get("rungs") == "only"
     chosen = [
         m
