@@ -19,17 +19,6 @@ JOBS = 24
 GREEDY = weft.SamplingParameters(max_tokens=12, temperature=0, ignore_eos=True)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    return path, tiny.folder(path)
-
-
-@pytest.fixture(scope="module")
-def model(folder):
-    return Decoder(read_config(folder[0]), Folder(folder[0]), torch.device("cpu"), torch.float32)
-
-
 def engine_of(model, tokenizer=None, draft=None, **sizes):
     sizes = {"cache_tokens": 4096, "most_sequences": 16, "most_tokens": 64, **sizes}
     return Engine(model, tokenizer, EngineConfig(**sizes), draft=draft)
@@ -52,7 +41,7 @@ def run(engine, prompts, parameters=GREEDY, most_steps=2000):
 
 def alone(model, prompts, parameters=GREEDY):
     each = parameters if isinstance(parameters, list) else [parameters] * len(prompts)
-    plain = {"overlap": False, "prefix_caching": False, "most_tokens": 4096}
+    plain = {"overlap": False, "most_tokens": 4096}
     return [run(engine_of(model, **plain), [prompt], p)[0] for prompt, p in zip(prompts, each, strict=True)]
 
 

@@ -29,6 +29,7 @@ def setting(get, change, value):
 
 MODES = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "autocast to float16": lambda: torch.autocast("cpu", torch.float16),
     "float64": lambda: setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
     "float16": lambda: setting(torch.get_default_dtype, torch.set_default_dtype, torch.float16),
     "device": lambda: torch.device("meta"),

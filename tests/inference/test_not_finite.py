@@ -5,6 +5,7 @@ import itertools
 import json
 
 import httpx
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 import weft
 from weft.inference.parameters import SamplingParameters
 from weft.inference.perplexity import perplexity
-from weft.inference.sampling import best, uniform
+from weft.inference.sampling import best, uniforms
 
 BAD, GOOD = 7, [1, 2, 3, 4]  # behind the first token the residual overflows float16
 GREEDY = SamplingParameters(max_tokens=6, temperature=0)
@@ -46,7 +47,8 @@ def llm(path, **more):
 @pytest.mark.parametrize("row, token", [
     ([1.0, 3.0, 2.0], 1), ([-3.0, -1.0, 0.0], 2), ([0.0, -1.0, -2.0], 0), ([0.0, 5.0, 0.0], 1), ([0.0, 0.0, 1e-7], 2),
     ([6e4, 6e4, 6e4], 0), ([1.0, torch.nan, 2.0], -1), ([1.0, torch.inf, 2.0], -1), ([-torch.inf] * 3, -1),
-    ([0.0] * 3, -1), ([0.0, -0.0, 0.0], -1),
+    ([0.0] * 3, -1), ([0.0, -0.0, 0.0], -1), ([-torch.inf, 3.0, 2.0], 1), ([1.0, 3.0, -torch.inf], 1), ([0.0, -1.0, 0.0], 0),
+    ([0.0, -torch.inf, 0.0], 0),
 ])  # fmt: skip
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_the_largest_logit(row, token, dtype):
@@ -100,7 +102,7 @@ def test_a_server_ends_that_request_alone(model):
     # at this temperature tokens are almost equally probable, so BAD comes when the random number is that of its share
     seed = next(
         s for s in itertools.count()
-        if any(abs(uniform(s, i) * 300 - (BAD + 0.5)) < 0.1 for i in range(4, 20))
+        if any(abs(uniforms(np.array(s, dtype=np.uint64), np.arange(4, 20)) * 300 - (BAD + 0.5)) < 0.1)
     )  # fmt: skip
     bad = {"prompt": [BAD], "max_tokens": 5}
     late = {"prompt": GOOD, "max_tokens": 100, "temperature": 100, "seed": seed, "stream": True}

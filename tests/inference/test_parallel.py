@@ -10,6 +10,8 @@ import torch
 from where import ROOT, python
 
 import weft
+from weft.inference.quantize_model import write
+from weft.inference.quantized import Scheme
 from weft.inference.server import team
 
 
@@ -41,6 +43,16 @@ def test_two_ranks_generate_what_one_does(tmp_path, family, changes, device):
         [list(range(40)), list(range(100, 117))], [p(max_tokens=12, temperature=0), p(max_tokens=12, seed=3)]
     )
     assert [list(c.token_ids) for c in alone] == [found[0][0], found[0][2]]
+
+
+@pytest.mark.long  # another job; shares of codes are compared in test_quantized
+def test_two_ranks_read_a_quantised_folder(tmp_path):
+    tiny.folder(tmp_path / "model", "qwen2", hidden_size=128, intermediate_size=256)
+    write(tmp_path / "model", tmp_path / "out", Scheme.of("int4:64:asymmetric"))
+    found = ranks(tmp_path / "out", 2, "cpu")
+    llm = weft.LLM(tmp_path / "out", device="cpu", dtype="fp32", cache_tokens=512, most_sequences=8)
+    alone = llm.generate([list(range(40))], weft.SamplingParameters(max_tokens=12, temperature=0))
+    assert found[0] == found[1] and found[0][0] == list(alone[0].token_ids)
 
 
 def test_ranks_share_the_cores(monkeypatch):

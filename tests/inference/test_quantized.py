@@ -1,16 +1,18 @@
 """Quantised weights: rounding, folders of every format that is read, and what they cost in perplexity."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
-from test_gguf import logits_of
+from test_gguf import logits_of, written
 from typer.testing import CliRunner
 
 import weft
 from weft.cli import app
+from weft.inference.gguf import GgufFile
 from weft.inference.model import Decoder
 from weft.inference.perplexity import perplexity
 from weft.inference.quantize_model import write
@@ -178,6 +180,61 @@ def test_folders_of_other_quantisers(tmp_path, name):
     torch.testing.assert_close(logits_of(loaded(tmp_path), TOKENS), wanted, atol=1e-4, rtol=1e-4)
 
 
+def share_of(path, rank, ranks=2):
+    return loaded(path, exchange=SimpleNamespace(rank=rank, ranks=ranks))
+
+
+@pytest.mark.parametrize("name", [*FOREIGN, "int8", "int8:64", "fp8", "int4:128", "int4:64:asymmetric", "gguf"])
+def test_ranks_share_the_codes(tmp_path, monkeypatch, name):
+    """The rows of queries, keys and values, gate and up; the columns of what sums over them, also within a group of 128."""
+    path = tmp_path / "out"
+    if name == "gguf":
+        path = tmp_path / "m.gguf"
+        written(path, tiny.model("llama", **SIZES), "Q4_0")
+        monkeypatch.setattr(GgufFile, "computes_with_codes", ("cpu",))
+    elif name in FOREIGN:
+        foreign(path, *FOREIGN[name])
+    else:
+        tiny.folder(tmp_path / "model", "llama", **SIZES, attention_bias=True)
+        write(tmp_path / "model", path, Scheme.of(name))
+    d = SIZES["hidden_size"] // 4
+    (_, whole, _, feed), *_ = loaded(path).layers
+    for rank in range(2):
+        (_, part, _, fed), *_ = share_of(path, rank).layers
+        for ours, theirs, rows in (
+            (part.qkv, whole.qkv, (4 * d, 2 * d, 2 * d)), (fed.gate_up, feed.gate_up, (SIZES["intermediate_size"],) * 2),
+        ):  # fmt: skip
+            assert ours.dense.equal(torch.cat([t.chunk(2)[rank] for t in theirs.dense.split(rows)]))
+            if theirs.bias is not None:
+                assert ours.bias.equal(torch.cat([t.chunk(2)[rank] for t in theirs.bias.split(rows)]))
+        for ours, theirs in ((part.out, whole.out), (fed.down, feed.down)):
+            assert isinstance(ours, Quantized) and ours.dense.equal(theirs.dense.chunk(2, 1)[rank])
+            assert theirs.bias is None or ours.bias.equal(theirs.bias * (rank == 0))
+
+
+def test_groups_that_ranks_cannot_share(tmp_path):
+    tiny.folder(tmp_path / "model", "llama", **{**SIZES, "intermediate_size": 96})
+    write(tmp_path / "model", tmp_path / "out", Scheme.of("int4:32"))
+    with pytest.raises(
+        ValueError, match=r"of 2: .*down_proj has 96 columns in groups of 32, and a share of 48; expected"
+    ):
+        share_of(tmp_path / "out", 0)
+
+
+def test_quantised_experts_are_refused_by_name(tmp_path):
+    more = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32, "head_dim": 32}
+    tiny.folder(
+        tmp_path, "qwen3_moe", edit=lambda c: c.update(quantization_config={"quant_method": "fp8"}), **SIZES, **more
+    )
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name in [n for n in tensors if ".experts." in n]:
+        tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = torch.ones(1, 1)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"mlp\.experts\.0\.gate_proj is quantised; expected that of attention"):
+        loaded(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [({"quant_method": "bitsandbytes"}, "quantised by 'bitsandbytes'; expected compressed-tensors"),
@@ -342,8 +399,8 @@ def test_the_command_writes_a_folder_with_perplexity_before_and_after(tmp_path):
     tiny.folder(tmp_path / "model", "llama", **SIZES)
     (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 8)
     model, out, text = (str(tmp_path / name) for name in ("model", "out", "text"))
-    call = ["quantize", model, out, "--weights", "int4:32", "--text", text]
-    done = CliRunner().invoke(app, [*call, "--window", "64", "--cache", "--json", "--device", "cpu"])
+    call = ["quantize", model, out, "--quantize", "int4:32", "--text", text]
+    done = CliRunner().invoke(app, [*call, "--window", "64", "--cache-dtype", "fp8", "--json", "--device", "cpu"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     assert [(q["weights"], q["cache"]) for q in found["quality"]] == [

@@ -127,6 +127,13 @@ def test_seeds_of_choices_go_round(ask):
     assert beyond.status_code == 400 and "'seed' is 18446744073709551616" in beyond.text
 
 
+def test_errors_name_the_argument_that_came(ask):
+    for name in ("max_tokens", "max_completion_tokens"):
+        (found,) = ask((CHAT, {"messages": USER, name: 0}))
+        error = found.json()["error"]
+        assert error["param"] == name and error["message"] == f"argument '{name}' is 0; expected at least 1"
+
+
 def test_a_token_has_one_bias(ask):
     (found,) = ask(("/v1/completions", {"prompt": "one", "logit_bias": {"065": 100, "65": -100}}))
     assert found.status_code == 400 and "'logit_bias' has token 65 twice" in found.text

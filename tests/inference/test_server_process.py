@@ -39,7 +39,7 @@ def test_killed_and_ended_while_it_answers(tmp_path):
     server.process.communicate(timeout=30)
     server.close()
 
-    again = Server(tmp_path / "tiny", "--port", port)
+    again = Server(tmp_path / "tiny", "--port", port, "--draft", "ngram")
     try:
         shutil.rmtree(tmp_path / "tiny")  # nothing is read from it any more
         answer = again.client.chat.completions.create(

@@ -17,8 +17,8 @@ class Blocks:
     block that has been free the longest is taken first.
     """
 
-    def __init__(self, count: int, size: int, share: bool = True):
-        self.count, self.size, self.share = count, size, share
+    def __init__(self, count: int, size: int):
+        self.count, self.size = count, size
         self.owners = [0] * count
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(count))
         self.found: dict[tuple[int, tuple[int, ...]], int] = {}  # (version of the block before, tokens) -> block
@@ -38,8 +38,6 @@ class Blocks:
         """The blocks that hold the beginning of ``tokens``, all but the last token at most; a multiple of ``multiple``.
         They are not taken yet."""
         found: list[int] = []
-        if not self.share:
-            return found
         version = root
         for start in range(0, (len(tokens) - 1) // self.size * self.size, self.size):
             block = self.found.get((version, tuple(tokens[start : start + self.size])))
@@ -78,7 +76,7 @@ class Blocks:
 
     def publish(self, block: int, before: int | None, tokens: tuple[int, ...], root: int = ROOT) -> None:
         """Lets others find a full block, whose contents are written; ``before`` is the block of the tokens before."""
-        if not self.share or self.key[block] is not None:
+        if self.key[block] is not None:
             return
         key = (root if before is None else self.version[before], tokens)
         if (same := self.found.get(key)) is not None:

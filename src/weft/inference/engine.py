@@ -4,12 +4,12 @@ One step is launched while the host still reads the results of the one before: a
 from where the next step takes it. Where the host must know a token first (penalties, grammars, speculation), it waits.
 """
 
-import functools
+import contextlib
 import secrets
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from weft.inference.model import Decoder, Pages
 from weft.inference.parallel import Ranks
 from weft.inference.parameters import SamplingParameters
 from weft.inference.runner import Runner
-from weft.inference.sampling import Row, Sampled, best, sample, uniform
+from weft.inference.sampling import Logprobs, Row, Sampled, best, numbers_of, sample
 from weft.inference.scheduler import Scheduler, Sequence, Work
 from weft.inference.speculation import Speculator
 from weft.inference.tokenizer import Tokenizer
@@ -30,21 +30,14 @@ NOT_FINITE = (
     "expected finite logits (a wider dtype may give them)"
 )
 NO_TOKEN = "; or the request's parameters leave no token: min_tokens, stop_token_ids and logit_bias, or the schema"
-
-
 BESIDE_INVARIANT = "beside batch_invariant: guesses are checked by other kernels; expected one of them"
-F = TypeVar("F", bound=Callable[..., Any])
 
 
-def without_modes(f: F) -> F:
-    """``f``, without the autocast and inference modes that its caller may be in: the engine has its own dtypes."""
-
-    @functools.wraps(f)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.inference_mode(False), torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
-            return f(*args, **kwargs)
-
-    return run  # type: ignore[return-value]
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Without the autocast and inference modes that a caller may be in: the engine has its own dtypes."""
+    with torch.inference_mode(False), torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
+        yield
 
 
 @dataclass(frozen=True)
@@ -107,9 +100,7 @@ class EngineConfig:
         max_length: tokens of the longest sequence, prompt and output; 0 for the model's.
         invariant: a token's bits do not depend on what else is in the batch.
         overlap: launch a step before the last one's results are read.
-        prefix_caching: prompts share the blocks of a common beginning.
         graphs: capture decoding as CUDA graphs, on a GPU.
-        block: tokens of a cache block.
         cache_dtype: of keys and values; the model's if None.
     """
 
@@ -119,26 +110,24 @@ class EngineConfig:
     max_length: int = 0
     invariant: bool = False
     overlap: bool = True
-    prefix_caching: bool = True
     graphs: bool = True
-    block: int = BLOCK
     cache_dtype: torch.dtype | None = None
 
     @property
     def count(self) -> int:
         """Blocks."""
-        return self.cache_tokens // self.block
+        return self.cache_tokens // BLOCK
 
     def runner(self, model: Decoder, ahead: int = 0, ranks: int = 1) -> Runner:
         """A runner with its own cache, whose pages lie as those of any other that is made so."""
         dtype = self.cache_dtype or model.dtype
-        pages = Pages.empty(model.config, self.count, self.block, dtype, model.device, ranks)
-        return Runner(model, pages, self.most_sequences, self.length(model, ahead) + ahead, self.block)
+        pages = Pages.empty(model.config, self.count, BLOCK, dtype, model.device, ranks)
+        return Runner(model, pages, self.most_sequences, self.length(model, ahead) + ahead, BLOCK)
 
     def length(self, model: Decoder, ahead: int = 0) -> int:
         """Tokens of the longest sequence."""
         longest = self.max_length or model.config.max_length
-        return min(longest, self.count * self.block - ahead)
+        return min(longest, self.count * BLOCK - ahead)
 
 
 class Engine:
@@ -158,14 +147,12 @@ class Engine:
     ):  # fmt: skip
         self.model, self.tokenizer, self.config, self.draft, self.exchange = model, tokenizer, config, draft, exchange
         if config.count < 1:
-            raise ValueError(
-                f"argument 'cache_tokens' is {config.cache_tokens}; expected at least a block of {config.block}"
-            )
+            raise ValueError(f"argument 'cache_tokens' is {config.cache_tokens}; expected at least a block of {BLOCK}")
         if draft is not None and config.invariant:
             raise ValueError(f"argument 'draft' {BESIDE_INVARIANT}")
         self.ahead = 0 if draft is None else draft.most
         self.length = config.length(model, self.ahead)
-        self.blocks = Blocks(config.count, config.block, config.prefix_caching)
+        self.blocks = Blocks(config.count, BLOCK)
         self.scheduler = Scheduler(self.blocks, config.most_sequences, config.most_tokens, config.invariant)
         self.runner = config.runner(model, self.ahead, 1 if exchange is None else exchange.ranks)
         self.requests: dict[str, Sequence] = {}
@@ -247,73 +234,52 @@ class Engine:
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
+    @without_modes()
     def step(self) -> list[Output]:
         """Launches a step and returns what came out of the one before (without overlap: of this one)."""
-        return self._step_without_modes() if torch.is_autocast_enabled(self.model.device.type) else self._step()
-
-    def _step(self) -> list[Output]:
         outputs, self.ended = self.ended, []
-        waits = not self.config.overlap or self.draft is not None or any(s.history for s in self.scheduler.running)
-        if waits and self.in_flight is not None:
+        if not self.config.overlap or self.draft is not None or any(s.history for s in self.scheduler.running):
             outputs += self._finish()
         work = self.scheduler.schedule(self.in_flight is not None, self.ahead)
         if work is None:
             outputs += self._finish()
             work = self.scheduler.schedule(False, self.ahead)
-        before = self.in_flight
-        self.in_flight = self._launch(work) if work else None
-        if before is not None:
-            outputs += self._finish(before)
-        if self.in_flight is not None and not (self.config.overlap and self.requests):
+        launched = self._launch(work) if work else None
+        outputs += self._finish()
+        self.in_flight = launched
+        if not (self.config.overlap and self.requests):
             outputs += self._finish()
         return outputs
 
-    _step_without_modes = without_modes(_step)
-
-    def _guess(self, decoding: list[Work], prompts: list[Work]) -> None:
+    def _guess(self, decoding: list[Work], prompts: list[Work]) -> int:
+        """Guesses tokens; how many queries of each sequence that decodes are to be asked for."""
         if self.draft is None:
-            return
+            return 1
         self.draft.follow(prompts)
         for w, guess in zip(decoding, self.draft.guess(decoding) if decoding else (), strict=True):
             s = w.sequence
             w.draft = guess[: s.limit - s.length - 1] if s.grammar is None else []
+        return self.runner.queries(len(decoding), 1 + max((len(w.draft) for w in decoding), default=0))
 
     def _launch(self, work: list[Work]) -> Step:
         """Starts the model and the sampler; nothing waits for the device."""
         decoding = [w for w in work if w.decodes]
         prompts = [w for w in work if not w.decodes]
         work = decoding + prompts
-        self._guess(decoding, prompts)
-        queries = 1
-        if self.draft is not None:
-            queries += max((len(w.draft) for w in decoding), default=0)
-            queries = self.runner.queries(len(decoding), queries)
-        logits: list[Tensor] = []
-        chosen: Tensor | None = None
-        if decoding and (queries > 1 or not prompts):
-            found, chosen = self.runner.decode(decoding, queries)
-            logits.append(found)
-            if prompts:
-                logits.append(self.runner.mixed([], prompts))
-        else:
-            logits.append(self.runner.mixed(decoding, prompts))
+        queries = self._guess(decoding, prompts)
+        logits, drawn = self.runner.launch(decoding, prompts, queries)
         wanted = decoding + [w for w in prompts if w.sample]
-        sampled = Sampled(torch.empty(0, dtype=torch.int64, device="cpu"))
-        if wanted:
-            plain = all([w.sequence.plain for w in wanted])
-            done = plain and chosen is not None and not prompts and self.exchange is None
-            if done and chosen is not None:
-                sampled = Sampled(chosen)
-            else:
-                found = logits[0] if len(logits) == 1 else torch.cat(logits)
-                if plain and all([w.sequence.greedy for w in wanted]):
-                    sampled = Sampled(best(found))
-                else:
-                    rows = [row for w in wanted for row in self._rows(w, queries if w.decodes else 1)]
-                    sampled = sample(found, rows)
+        plain = all([w.sequence.plain for w in wanted])
+        if not wanted:
+            sampled = Sampled(torch.empty(0, dtype=torch.int64, device="cpu"))
+        elif drawn is not None and plain and self.exchange is None:
+            sampled = Sampled(drawn)
+        else:
+            greedy = plain and all([w.sequence.greedy for w in wanted])
+            sampled = Sampled(best(logits)) if greedy else sample(logits, self._rows(wanted, queries))
             if self.exchange is not None:
                 self.exchange.agree(sampled.tokens)
-            if queries == 1 and not done:
+            if queries == 1:
                 self.runner.keep(wanted, sampled.tokens)
         size = self.blocks.size
         for w in work:
@@ -323,43 +289,40 @@ class Engine:
                 self.scheduler.publish(s)
         return self._sent(work, queries, sampled)
 
-    def _rows(self, w: Work, count: int) -> list[Row]:
-        """What the sampler must know of each of a sequence's rows."""
-        rows, s, p, made = [], w.sequence, w.sequence.parameters, w.end - w.sequence.prompt
-        for i in range(count):
-            row = Row(p, 0.0 if p.greedy else uniform(s.seed, made + i))
-            if made + i < p.min_tokens:
-                row.banned = s.ends
-            if s.history:
-                row.counts = s.counts + Counter(w.draft[:i]) if i else s.counts
-                row.prompt = s.distinct if p.repetition_penalty != 1 else ()
-                row.allowed = None if s.grammar is None else s.grammar.allowed()
-            rows.append(row)
+    def _rows(self, work: list[Work], queries: int) -> list[Row]:
+        """What the sampler must know of each row: ``queries`` of a sequence that decodes, one of a prompt."""
+        rows = []
+        for w, numbers in zip(work, numbers_of(work, queries).tolist(), strict=True):
+            s, p, made = w.sequence, w.sequence.parameters, w.end - w.sequence.prompt
+            for i, number in enumerate(numbers[: queries if w.decodes else 1]):
+                row = Row(p, number)
+                if made + i < p.min_tokens:
+                    row.banned = s.ends
+                if s.history:
+                    row.counts = s.counts + Counter(w.draft[:i]) if i else s.counts
+                    row.prompt = s.distinct if p.repetition_penalty != 1 else ()
+                    row.allowed = None if s.grammar is None else s.grammar.allowed()
+                rows.append(row)
         return rows
 
     def _sent(self, work: list[Work], queries: int, sampled: Sampled) -> Step:
         if not sampled.tokens.is_cuda:
             return Step(work, queries, sampled)
 
-        def to_host(t: Tensor | None) -> Tensor | None:
-            return (
-                None
-                if t is None
-                else torch.empty(t.shape, dtype=t.dtype, pin_memory=True, device="cpu").copy_(t, non_blocking=True)
-            )
+        def to_host(t: Tensor) -> Tensor:
+            return torch.empty(t.shape, dtype=t.dtype, pin_memory=True, device="cpu").copy_(t, non_blocking=True)
 
-        tokens = to_host(sampled.tokens)
-        assert tokens is not None
-        there = Sampled(tokens, *(to_host(t) for t in (sampled.logprob, sampled.best, sampled.best_logprobs)))
+        logprobs = None if sampled.logprobs is None else Logprobs._make(map(to_host, sampled.logprobs))
+        there = Sampled(to_host(sampled.tokens), logprobs)
         event = torch.cuda.Event()
         event.record()
         return Step(work, queries, there, event)
 
-    def _finish(self, step: Step | None = None) -> list[Output]:
-        """Waits for a step and gives each sequence its tokens."""
+    def _finish(self) -> list[Output]:
+        """Waits for the step in flight, if there is one, and gives each sequence its tokens."""
+        step, self.in_flight = self.in_flight, None
         if step is None:
-            step, self.in_flight = self.in_flight, None
-        assert step is not None
+            return []
         if step.ready is not None:
             step.ready.synchronize()
         tokens, outputs, at = step.sampled.tokens.tolist(), [], 0
@@ -396,8 +359,8 @@ class Engine:
             taken.append(token)
             if sequence.history:
                 sequence.counts[token] += 1
-            if p.logprobs is not None:
-                logprobs.append(self._logprobs(sampled, row + i, token, p.logprobs))
+            if p.logprobs is not None and sampled.logprobs is not None:
+                logprobs.append(self._logprobs(sampled.logprobs, row + i, token, p.logprobs))
             ended = token in ends or token in p.stop_token_ids
             if sequence.grammar is not None and not ended:
                 ended = sequence.grammar.take(token)
@@ -436,10 +399,9 @@ class Engine:
         return self._end(sequence, "error", error=why + NO_TOKEN * sequence.parameters.changes_logits)
 
     @staticmethod
-    def _logprobs(sampled: Sampled, row: int, token: int, count: int) -> TokenLogprobs:
-        assert sampled.logprob is not None and sampled.best is not None and sampled.best_logprobs is not None
-        best = zip(sampled.best[row, :count].tolist(), sampled.best_logprobs[row, :count].tolist(), strict=True)
-        return TokenLogprobs(token, float(sampled.logprob[row]), tuple(best))
+    def _logprobs(found: Logprobs, row: int, token: int, count: int) -> TokenLogprobs:
+        best = zip(found.best[row, :count].tolist(), found.of_best[row, :count].tolist(), strict=True)
+        return TokenLogprobs(token, float(found.of_tokens[row]), tuple(best))
 
     def _end(
         self, sequence: Sequence, reason: str, tokens: tuple[int, ...] = (), text: str = "",

@@ -75,6 +75,8 @@ class GgufFile(Tensors):
         ValueError: a broken file, an architecture, key or quantisation that is not supported.
     """
 
+    computes_with_codes = ("cuda",)  # kinds of devices; on a CPU it would gain nothing
+
     def __init__(self, path: str | Path):
         if not Path(path).is_file():
             raise FileNotFoundError(f"no file {path}; expected a GGUF file")
@@ -200,7 +202,7 @@ class GgufFile(Tensors):
     ) -> Quantized | None:
         """One layer of several matrices on a GPU, of the very codes where all are Q4_0 or all Q8_0; None elsewhere: their
         weights are dequantised."""
-        if load.device.type != "cuda" or load.quantise is not None:
+        if load.device.type not in self.computes_with_codes or load.quantise is not None:
             return None
         stored = [self._find(f"{name}.weight") for name in names]
         if {self.stored[name].kind if name else None for name in stored} not in ({Q4_0}, {Q8_0}):

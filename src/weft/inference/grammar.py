@@ -1,6 +1,5 @@
 """Output of a JSON schema, by the package ``llguidance``: which tokens may come next."""
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -43,13 +42,9 @@ class Grammar:
             raise ValueError("argument 'json_schema' without a tokenizer; expected one, for its tokens' texts")
         if tokenizer.grammar is None:
             ends = [token for token in config.eos if token < tokenizer.size]
-            make = functools.partial(
-                llguidance.LLTokenizer, tokenizer.backend.to_str(), n_vocab=max(config.vocab_size, tokenizer.size)
+            tokenizer.grammar = llguidance.LLTokenizer(
+                tokenizer.backend.to_str(), n_vocab=max(config.vocab_size, tokenizer.size), eos_token=ends or None
             )
-            try:
-                tokenizer.grammar = make(eos_token=ends or None)
-            except TypeError:  # older versions take one end token
-                tokenizer.grammar = make(eos_token=ends[0])
         if "x-guidance" in schema:
             raise ValueError(
                 "argument 'json_schema' has 'x-guidance', which is for llguidance; expected JSON Schema alone"
@@ -61,11 +56,8 @@ class Grammar:
             raise ValueError(f"argument 'json_schema': {error}") from None
         if backend.is_error():
             raise ValueError(f"argument 'json_schema': {_short(backend)}")
-        found = cls(
-            backend,
-            config.vocab_size,
-            None if tokenizer.grammar.eos_token in config.eos else tokenizer.grammar.eos_token,
-        )
+        end = tokenizer.grammar.eos_token
+        found = cls(backend, config.vocab_size, None if end in config.eos else end)
         found.allowed()
         if backend.is_stopped():
             raise ValueError("argument 'json_schema' allows no output; expected a schema that some JSON satisfies")

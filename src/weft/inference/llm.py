@@ -21,6 +21,8 @@ from weft.inference.tokenizer import INSTALL
 
 DRAFT = 4  # tokens that are guessed at once
 CPU_TOKENS = 16384  # of the cache on a CPU, where nothing else is asked for
+WIDE = (torch.float32, torch.float16, torch.bfloat16)
+CACHE_DTYPES = (*WIDE, torch.float8_e4m3fn)
 Prompt = str | list[int]
 
 
@@ -63,7 +65,7 @@ class LLM:
         ModuleNotFoundError: packages that are missing, with the line that installs them.
     """
 
-    @without_modes
+    @without_modes()
     def __init__(
         self, folder: str | Path, *, device: str | torch.device | None = None, dtype: str | torch.dtype | None = None,
         quantize: str | None = None, cache_dtype: str | torch.dtype | None = None, max_length: int | None = None,
@@ -76,7 +78,7 @@ class LLM:
         except ModuleNotFoundError as missing:
             raise ModuleNotFoundError(INSTALL, name=missing.name) from missing
         self.device = _device(device)
-        wide, stored = _dtype("dtype", dtype, WIDE), _dtype("cache_dtype", cache_dtype, (*WIDE, torch.float8_e4m3fn))
+        wide, stored = dtype_of("dtype", dtype, WIDE), dtype_of("cache_dtype", cache_dtype, CACHE_DTYPES)
         _at_least(1, most_sequences=most_sequences, tensor_parallel=tensor_parallel)
         _at_least(BLOCK, cache_tokens=BLOCK if cache_tokens is None else cache_tokens)
         if not 0 < memory <= 1:
@@ -205,9 +207,6 @@ def _completion(parts: list[Output]) -> Completion:
     )  # fmt: skip
 
 
-WIDE = (torch.float32, torch.float16, torch.bfloat16)
-
-
 def _draft(folder: Any, config: ModelConfig) -> tuple[ModelConfig, Source]:
     """The small model whose guesses that of ``config`` checks; no weights are loaded yet."""
     small, source, _ = open_model(folder)
@@ -235,7 +234,8 @@ def _device(given: str | torch.device | None) -> torch.device:
     return device
 
 
-def _dtype(argument: str, given: str | torch.dtype | None, known: tuple[torch.dtype, ...]) -> torch.dtype | None:
+def dtype_of(argument: str, given: str | torch.dtype | None, known: tuple[torch.dtype, ...]) -> torch.dtype | None:
+    """A dtype by its name or short name. Raises ValueError, which names the argument, where it is none of ``known``."""
     short = {"fp8": "float8_e4m3fn", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     found = getattr(torch, short.get(given, given), given) if isinstance(given, str) else given
     if found is not None and found not in known:

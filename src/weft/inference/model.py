@@ -1,6 +1,6 @@
 """The decoder of Llama, Mistral, Qwen 2 and Qwen 3 (dense and mixture of experts), over a paged cache."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from weft import ops
 from weft.inference.checkpoint import Source
-from weft.inference.config import ModelConfig
+from weft.inference.config import Experts, ModelConfig
 from weft.inference.cpu_decoding import CpuStep
 from weft.inference.parallel import Ranks
-from weft.inference.weights import Linear, Loader, Norm, Quantise, fused, gated, in_blocks
+from weft.inference.weights import Linear, Loader, Norm, Quantise, in_blocks
 from weft.operators.launch import early_start
 
 # T tokens, H heads of queries, G heads of keys and values, D head dim, B sequences that decode, Q queries of each of these,
@@ -66,13 +66,10 @@ class Batch:
 
 @dataclass
 class Pages:
-    """The cache's memory: of each layer k and v [P, page, G, D], and where it holds codes, their scales, float32 [G]; and
-    int32 zeros in which a launch counts its parts."""
+    """The cache's memory: of each layer k and v [P, page, G, D], and int32 zeros in which a launch counts its parts."""
 
     k: list[Tensor]
     v: list[Tensor]
-    k_scale: list[Tensor | None]
-    v_scale: list[Tensor | None]
     counters: Tensor
 
     @classmethod
@@ -81,8 +78,7 @@ class Pages:
     ) -> "Pages":
         shape = (config.layers, count, size, config.kv_heads // ranks, config.head_dim)
         k, v = (list(torch.zeros(shape, dtype=dtype, device=device)) for _ in range(2))
-        none: list[Tensor | None] = [None] * config.layers
-        return cls(k, v, none, [*none], torch.zeros(COUNTERS, dtype=torch.int32, device=device))
+        return cls(k, v, torch.zeros(COUNTERS, dtype=torch.int32, device=device))
 
     @staticmethod
     def bytes_per_token(config: ModelConfig, dtype: torch.dtype, ranks: int = 1) -> int:
@@ -104,10 +100,10 @@ class Stream:
 
     def through(self, layer: Linear, norm: Norm, *, gate: bool = False) -> Tensor:
         """layer(rms_norm(h)), or its gate's."""
-        y = fused(layer, self.h, norm, gated=gate) if self.more is None else None
+        y = layer.fused(self.h, norm, gated=gate) if self.more is None else None
         if y is None:
             x = self.normed(norm)
-            y = gated(layer, x) if gate else layer(x)
+            y = layer.gated(x) if gate else layer(x)
         return y
 
     def normed(self, norm: Norm) -> Tensor:
@@ -121,20 +117,15 @@ class Stream:
             if self.exchange is not None:
                 self.exchange.reduce(self.more)
             self.h, self.more = self.more + self.h, None
-        h = self.h
-        return in_blocks(lambda t: ops.rms_norm(t, *norm), h, self.rows) if self.rows else ops.rms_norm(h, *norm)
+        return norm(self.h, self.rows)
 
     def add(self, layer: Linear, x: Tensor) -> None:
         """h + layer(x)."""
-        h = fused(layer, x, residual=self.h) if self.exchange is None and self.more is None else None
+        h = layer.fused(x, residual=self.h) if self.exchange is None and self.more is None else None
         if h is None:
-            self.plus(layer(x))
+            self.more = layer(x)
         else:
             self.h = h
-
-    def plus(self, y: Tensor) -> None:
-        """h + y, where nothing else is still to be added."""
-        self.more = y
 
     def select(self, rows: Tensor) -> None:
         self.h, self.more = self.h[rows], None if self.more is None else self.more[rows]
@@ -151,8 +142,8 @@ class Attention:
         self.qkv = load.linear([f"{at}.{n}_proj" for n in "qkv"], [heads * d, groups * d, groups * d], config.hidden_size,
                                bias=config.qkv_bias)  # fmt: skip
         self.out = load.linear([f"{at}.o_proj"], [config.hidden_size], heads * d, bias=config.output_bias, split=1)
-        self.q_norm = load.tensor(f"{at}.q_norm.weight", (d,)) if config.qk_norm else None
-        self.k_norm = load.tensor(f"{at}.k_norm.weight", (d,)) if config.qk_norm else None
+        self.q_norm = load.norm(f"{at}.q_norm", d, config.norm_eps) if config.qk_norm else None
+        self.k_norm = load.norm(f"{at}.k_norm", d, config.norm_eps) if config.qk_norm else None
 
     def __call__(self, stream: Stream, norm: Norm, batch: Batch, pages: Pages, angles: tuple[Tensor, Tensor]) -> None:
         """``angles`` of every position, for sequences that decode."""
@@ -167,39 +158,31 @@ class Attention:
         o = parts[0] if len(parts) == 1 else torch.cat(parts)
         stream.add(self.out, o.reshape(tokens, self.heads * self.d))
 
-    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        def norm(t: Tensor) -> Tensor:
-            y: Tensor = ops.rms_norm(t, weight, self.eps)
-            return y
-
-        if weight is None:
-            return x
-        return in_blocks(norm, x, self.rows) if self.rows else norm(x)
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_norm is None or self.k_norm is None:
+            return q, k
+        return self.q_norm(q, self.rows), self.k_norm(k, self.rows)
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch, pages: Pages, angles: Any) -> Tensor:
         """[B · Q, heads, D] → the same. On a GPU one launch, but for bits that do not depend on the batch."""
-        at, sequences, fused = self.layer, batch.lengths.shape[0], q.is_cuda and not self.rows
+        k_pages, v_pages, (cos, sin) = pages.k[self.layer], pages.v[self.layer], angles
+        fused = q.is_cuda and not self.rows
         if not fused:
-            q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
-        if not (q.is_cuda or self.rows) and pages.k[at].dtype == q.dtype:
+            q, k = self._normed(q, k)
+        if not (q.is_cuda or self.rows) and k_pages.dtype == q.dtype:
             if batch.on_cpu is None:
-                size = pages.k[at].shape[1]
-                batch.on_cpu = CpuStep.of(batch.lengths, batch.tables, batch.queries, size, angles)
-            return batch.on_cpu.attend(q, k, v, pages.k[at], pages.v[at], self.window)
-        q, k, v = (t.view(sequences, batch.queries, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
-        k_pages, v_pages = pages.k[at], pages.v[at]
-        scales: dict[str, Any] = {"k_scale": pages.k_scale[at], "v_scale": pages.v_scale[at]}
-        cos, sin = angles
+                batch.on_cpu = CpuStep.of(batch.lengths, batch.tables, batch.queries, k_pages.shape[1], angles)
+            return batch.on_cpu.attend(q, k, v, k_pages, v_pages, self.window)
+        q, k, v = (t.view(-1, batch.queries, *t.shape[1:]).transpose(1, 2) for t in (q, k, v))
         if fused:
+            q_norm, k_norm = (None if n is None else n.weight for n in (self.q_norm, self.k_norm))
             o: Tensor = ops.append_and_attend(
-                q, k, v, k_pages, v_pages, batch.tables, batch.lengths, cos=cos, sin=sin, q_norm=self.q_norm,
-                k_norm=self.k_norm, eps=self.eps, window=self.window, counters=pages.counters, **scales,
+                q, k, v, k_pages, v_pages, batch.tables, batch.lengths, cos=cos, sin=sin, q_norm=q_norm, k_norm=k_norm,
+                eps=self.eps, window=self.window, counters=pages.counters,
             )  # fmt: skip
             return o.transpose(1, 2).flatten(0, 1)
-        turned: Any = ops.append_to_cache(
-            k, v, k_pages, v_pages, batch.lengths, batch.tables, q=q, cos=cos, sin=sin, **scales
-        )
-        call: dict[str, Any] = {"window": self.window, **scales, "batch_invariant": bool(self.rows)}
+        turned: Any = ops.append_to_cache(k, v, k_pages, v_pages, batch.lengths, batch.tables, q=q, cos=cos, sin=sin)
+        call: dict[str, Any] = {"window": self.window, "batch_invariant": bool(self.rows)}
         if self.rows and not q.is_cuda:  # PyTorch's sums over keys depend on how many the longest sequence has
             page = k_pages.shape[1]
             o = torch.cat([
@@ -214,25 +197,22 @@ class Attention:
     def _prefill(self, q: Tensor, k: Tensor, v: Tensor, prompts: Prompts, first: int, pages: Pages) -> Tensor:
         """[N, heads, D] → the same; ``first`` tokens of the batch are ahead of them."""
         at = self.layer
-        q, k = self._normed(q, self.q_norm), self._normed(k, self.k_norm)
+        q, k = self._normed(q, k)
         turned = ops.rotary_embedding(q[None], k[None], prompts.cos, prompts.sin)
         q, k = turned[0][0], turned[1][0]
         k_pages, v_pages = pages.k[at], pages.v[at]
-        ops.append_to_cache(k[:, :, None], v[:, :, None], k_pages, v_pages, prompts.offsets, prompts.pages,
-                            k_scale=pages.k_scale[at], v_scale=pages.v_scale[at])  # fmt: skip
+        ops.append_to_cache(k[:, :, None], v[:, :, None], k_pages, v_pages, prompts.offsets, prompts.pages)
 
-        def cached(pages: Tensor, slots: Tensor, scale: Tensor | None) -> Tensor:
+        def cached(pages: Tensor, slots: Tensor) -> Tensor:
             flat = pages.flatten(0, 1)
             if flat.dtype == q.dtype:
                 return flat[slots]
-            t = flat.view(torch.uint8)[slots].view(flat.dtype).to(q.dtype)
-            return t if scale is None else t * scale.to(q.dtype).reshape(-1, 1)
+            return flat.view(torch.uint8)[slots].view(flat.dtype).to(q.dtype)
 
         call: dict[str, Any] = {"causal": True, "window": self.window, "batch_invariant": bool(self.rows)}
         if q.is_cuda and not self.rows:
             if prompts.slots is not None:
-                k = cached(k_pages, prompts.slots, pages.k_scale[at])
-                v = cached(v_pages, prompts.slots, pages.v_scale[at])
+                k, v = cached(k_pages, prompts.slots), cached(v_pages, prompts.slots)
             o: Tensor = ops.attention(q, k, v, cu_seqlens_q=prompts.cu_q, cu_seqlens_k=prompts.cu_k, **call)
             return o
         parts = []
@@ -241,8 +221,7 @@ class Attention:
             if p.slots is None:
                 keys, values = k[own], v[own]
             else:
-                keys = cached(k_pages, p.slots, pages.k_scale[at])
-                values = cached(v_pages, p.slots, pages.v_scale[at])
+                keys, values = cached(k_pages, p.slots), cached(v_pages, p.slots)
             of_one = (t.transpose(0, 1)[None] for t in (q[own], keys, values))
             parts.append(ops.attention(*of_one, **call)[0].transpose(0, 1))
         return torch.cat(parts)
@@ -258,55 +237,45 @@ class FeedForward:
 
     def alone(self, x: Tensor) -> Tensor:
         """x [T, hidden] → [T, hidden]."""
-        return self.down(gated(self.gate_up, x))
+        return self.down(self.gate_up.gated(x))
 
 
 class MixtureOfExperts:
-    def __init__(self, config: ModelConfig, at: str, load: Loader):
-        e, hidden = config.experts, config.hidden_size
-        assert e is not None
+    def __init__(self, e: Experts, hidden: int, at: str, load: Loader):
         self.k, self.normalise = e.per_token, e.normalise
         # tokens that are computed together where results must not depend on the batch: PyTorch's products on a CPU depend on
         # how many an expert gets
         self.rows = 1 if load.rows and load.device.type == "cpu" else load.rows
         self.router = load.tensor(f"{at}.gate.weight", (e.count, hidden))
-        packed = f"{at}.experts.gate_up_proj"  # Transformers 5 may save experts as one tensor
+
+        def stacked(name: str, *shape: int) -> Tensor:
+            return torch.stack([load.tensor(f"{at}.experts.{i}.{name}_proj.weight", shape) for i in range(e.count)])
+
+        width, packed = e.intermediate_size, f"{at}.experts.gate_up_proj"  # as Transformers 5 may save experts
         if packed in load.source:
-            self.gate_up = load.tensor(packed, (e.count, 2 * e.intermediate_size, hidden))
-            self.down = load.tensor(f"{at}.experts.down_proj", (e.count, hidden, e.intermediate_size))
+            gate, up = load.tensor(packed, (e.count, 2 * width, hidden)).chunk(2, 1)
+            down = load.tensor(f"{at}.experts.down_proj", (e.count, hidden, width))
         else:
-
-            def of(i: int, name: str, shape: tuple[int, int]) -> Tensor:
-                return load.tensor(f"{at}.experts.{i}.{name}_proj.weight", shape)
-
-            up, down = (e.intermediate_size, hidden), (hidden, e.intermediate_size)
-            self.gate_up = torch.stack([torch.cat([of(i, "gate", up), of(i, "up", up)]) for i in range(e.count)])
-            self.down = torch.stack([of(i, "down", down) for i in range(e.count)])
-        if load.ranks > 1:
-            gate, up_ = self.gate_up.chunk(2, 1)
-            self.gate_up = torch.cat([load.share(gate, 1), load.share(up_, 1)], 1)
-            self.down = load.share(self.down, 2)
-        self.shared = FeedForward(f"{at}.shared_expert", hidden, e.shared_size, load) if e.shared_size else None
-        self.shared_gate = load.tensor(f"{at}.shared_expert_gate.weight", (1, hidden)) if e.shared_size else None
+            gate, up = stacked("gate", width, hidden), stacked("up", width, hidden)
+            down = stacked("down", hidden, width)
+        self.gate_up = torch.cat([load.share(gate, 1), load.share(up, 1)], 1)
+        self.down = load.share(down, 2)
+        self.shared: tuple[FeedForward, Tensor] | None = None  # an expert for all tokens, and what weights it
+        if e.shared_size:
+            feed_forward = FeedForward(f"{at}.shared_expert", hidden, e.shared_size, load)
+            self.shared = feed_forward, load.tensor(f"{at}.shared_expert_gate.weight", (1, hidden))
 
     def __call__(self, stream: Stream, norm: Norm) -> None:
         x = stream.normed(norm)
-        y = self._by_rows(self._routed, x)
-        if self.shared is not None and self.shared_gate is not None:
-            y = y + self._by_rows(self._weight, x) * self.shared.alone(x)
-        stream.plus(y)
-
-    def _by_rows(self, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        return in_blocks(f, x, self.rows) if self.rows else f(x)
+        y = in_blocks(self._routed, x, self.rows)
+        if self.shared is not None:
+            feed_forward, gate = self.shared
+            y = y + in_blocks(lambda t: torch.sigmoid(F.linear(t, gate)), x, self.rows) * feed_forward.alone(x)
+        stream.more = y
 
     def _routed(self, x: Tensor) -> Tensor:
         y: Tensor = ops.moe_feed_forward(x, self.router, self.gate_up, self.down, self.k, normalise=self.normalise)
         return y
-
-    def _weight(self, x: Tensor) -> Tensor:
-        """Of the shared expert, [T, 1]."""
-        assert self.shared_gate is not None
-        return torch.sigmoid(F.linear(x, self.shared_gate))
 
 
 class Decoder:
@@ -335,28 +304,25 @@ class Decoder:
             )
         load = Loader(source, device, dtype, quantise, rank, ranks, INVARIANT_ROWS if invariant else 0)
         self.config, self.device, self.dtype, self.exchange, self.rows = config, device, dtype, exchange, load.rows
-        self.embedding = load.tensor("model.embed_tokens.weight", (config.vocab_size, config.hidden_size))
-
-        def norm(name: str) -> Norm:
-            return Norm(load.tensor(f"{name}.weight", (config.hidden_size,)), config.norm_eps)
-
-        self.layers: list[tuple[Norm, Attention, Norm, Any]] = []
+        hidden, eps = config.hidden_size, config.norm_eps
+        self.embedding = load.tensor("model.embed_tokens.weight", (config.vocab_size, hidden))
+        self.layers: list[tuple[Norm, Attention, Norm, FeedForward | MixtureOfExperts]] = []
         for i in range(config.layers):
             at = f"model.layers.{i}"
             attention = Attention(config, i, load)
-            sparse = config.experts is not None and i in config.experts.layers
-            feed_forward = MixtureOfExperts(config, f"{at}.mlp", load) if sparse else FeedForward(
-                f"{at}.mlp", config.hidden_size, config.intermediate_size, load, config.mlp_bias
-            )  # fmt: skip
-            before, after = (norm(f"{at}.{n}_layernorm") for n in ("input", "post_attention"))
+            feed_forward: FeedForward | MixtureOfExperts
+            if config.experts is not None and i in config.experts.layers:
+                feed_forward = MixtureOfExperts(config.experts, hidden, f"{at}.mlp", load)
+            else:
+                feed_forward = FeedForward(f"{at}.mlp", hidden, config.intermediate_size, load, config.mlp_bias)
+            before, after = (load.norm(f"{at}.{n}_layernorm", hidden, eps) for n in ("input", "post_attention"))
             self.layers.append((before, attention, after, feed_forward))
-        self.norm = norm("model.norm")
+        self.norm = load.norm("model.norm", hidden, eps)
         if config.tied:
             self.head: Linear = load.of(self.embedding, head=True)
-            if hasattr(source, "skip"):
-                source.skip("lm_head.weight")
+            source.skip("lm_head.weight")
         else:
-            self.head = load.linear(["lm_head"], [config.vocab_size], config.hidden_size, split=None, head=True)
+            self.head = load.linear(["lm_head"], [config.vocab_size], hidden, split=None, head=True)
         source.finish()
         self.angles: tuple[Tensor, Tensor] = (torch.empty(0, device="cpu"), torch.empty(0, device="cpu"))
 
@@ -365,16 +331,21 @@ class Decoder:
         if positions > len(self.angles[0]):
             self.angles = self.config.rotary.angles(torch.arange(positions, device=self.device))
 
+    def linears(self) -> Iterator[Linear]:
+        """Of attention and dense feed-forward networks."""
+        for _, attention, _, feed in self.layers:
+            yield from (attention.qkv, attention.out)
+            if isinstance(feed, FeedForward):
+                yield from (feed.gate_up, feed.down)
+
     @property
     def bytes(self) -> int:
         """Bytes of weights that a step reads, whatever the batch (of experts: all)."""
-        total = self.head.bytes + 2 * sum(norm.weight.numel() for norm, *_ in self.layers) * self.dtype.itemsize
-        for _, attention, _, feed in self.layers:
-            total += attention.qkv.bytes + attention.out.bytes
-            if isinstance(feed, FeedForward):
-                total += feed.gate_up.bytes + feed.down.bytes
-            else:
-                total += (feed.gate_up.numel() + feed.down.numel()) * self.dtype.itemsize
+        total = self.head.bytes + sum(layer.bytes for layer in self.linears())
+        for before, _, after, feed in self.layers:
+            total += before.weight.nbytes + after.weight.nbytes
+            if isinstance(feed, MixtureOfExperts):
+                total += feed.gate_up.nbytes + feed.down.nbytes
         return total
 
     @torch.inference_mode()

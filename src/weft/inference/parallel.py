@@ -50,7 +50,7 @@ class Ranks:
             )
         if who.size != ranks:
             raise ValueError(f"argument 'tensor_parallel' is {ranks}; expected the job's {who.size} ranks")
-        return _joined("nccl" if device.type == "cuda" else "gloo")
+        return _joined("nccl" if device.type == "cuda" else "gloo", who)
 
     def reduce(self, x: Tensor) -> None:
         """Sums over the ranks, in place."""
@@ -80,11 +80,8 @@ class Ranks:
 
 
 @functools.cache
-def _joined(backend: str) -> Ranks:
-    from weft.comm.ranks import started
+def _joined(backend: str, who: Any) -> Ranks:
     from weft.comm.run import join
 
-    who = started()
-    assert who is not None
     group, control, device = join(backend, who, DEADLINE_S)
     return Ranks(group, control.store, device)

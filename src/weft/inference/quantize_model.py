@@ -73,9 +73,7 @@ def measure(
 
 
 def _bits(decoder: Decoder) -> float:
-    layers: list[Any] = []
-    for _, attention, _, feed in decoder.layers:
-        layers += [attention.qkv, attention.out, *([feed.gate_up, feed.down] if hasattr(feed, "down") else [])]
+    layers: list[Any] = list(decoder.linears())
     sizes = [
         t.weight.words.shape[0] * t.weight.columns if hasattr(t.weight, "words") else t.weight.numel() for t in layers
     ]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft import ops
+from weft.inference.weights import Linear, Norm
 from weft.operators.low_precision.quantized_weight import (
     GROUPS,
     LARGEST_FP8,
@@ -95,8 +96,8 @@ class Scheme:
         return self.group
 
 
-class Quantized:
-    """A :class:`~weft.inference.weights.Linear` of codes. On a CPU they gain nothing and are dequantised once."""
+class Quantized(Linear):
+    """Codes. On a CPU they gain nothing and are dequantised once."""
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype):
         self.weight, self.bias = weight, bias
@@ -117,7 +118,7 @@ class Quantized:
         return y
 
     def fused(
-        self, x: Tensor, norm: tuple[Tensor, float] | None, residual: Tensor | None, gated: bool
+        self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None, gated: bool = False
     ) -> Tensor | None:
         """Of few tokens on a GPU, else None."""
         if self.dense is not None or x.shape[0] > FUSED:

@@ -117,6 +117,16 @@ class QuantizedFolder(Folder):
             load, self.where, [codes for codes in stored if codes is not None], names, rows, columns, bias, split
         )
 
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        layer, stored = name.removesuffix(".weight"), self._find(name)
+        packed = f"{layer}.qweight" in self or f"{layer}.weight_packed" in self
+        if packed or (stored is not None and self.load(stored).dtype in (torch.float8_e4m3fn, torch.int8)):
+            raise ValueError(
+                f"{self.where}: {layer} is quantised; expected that of attention, dense feed-forward layers and the head "
+                "alone, and floats elsewhere"
+            )
+        return super().tensor(name, shape)
+
     def codes_of(self, name: str) -> Codes | None:
         """Of a layer; None if it is not stored as codes."""
         if self.method == "compressed-tensors":
@@ -268,29 +278,28 @@ def layer_of(
         if (shape := (codes.codes.shape[0], codes.codes.shape[1] * per_byte)) != (n, columns):
             raise ValueError(f"{where}: the codes of {name} are of a weight {shape}; expected {(n, columns)}")
         finite(codes.scale.float(), f"{name}: scales")
-        parts.append(_share(codes, split, load.rank, load.ranks, name))
+        parts.append(_share(codes, columns, split, load.rank, load.ranks, name))
     codes = Codes(*(None if t[0] is None else torch.cat(t).to(load.device) for t in zip(*parts, strict=True)))  # type: ignore[arg-type]
-    offset = None
-    if bias:
-        own = [load.tensor(f"{name}.bias", (n,)) for name, n in zip(names, rows, strict=True)]
-        if split == 1:
-            own = [t if load.rank == 0 else torch.zeros_like(t) for t in own]
-        elif split == 0:
-            own = [load.share(t, 0) for t in own]
-        offset = torch.cat(own)
-    return Quantized.of(codes, offset, load.dtype)
+    return Quantized.of(codes, load.bias(names, rows, split) if bias else None, load.dtype)
 
 
-def _share(codes: Codes, split: int | None, rank: int, ranks: int, name: str) -> Codes:
-    """A rank's rows (0) or columns (1)."""
+def _share(codes: Codes, columns: int, split: int | None, rank: int, ranks: int, name: str) -> Codes:
+    """A rank's rows (0) or columns (1), of which groups are cut into shorter ones where a share would end within one."""
     if ranks == 1 or split is None:
         return codes
-    if split == 0:
-        return Codes(*(None if t is None else t.chunk(ranks)[rank] for t in codes))  # type: ignore[arg-type]
-    grouped = codes.scale.ndim == 2
-    if any(t.shape[1] % ranks for t in (codes.codes, *([codes.scale] if grouped else []))):
-        raise ValueError(f"{name}: {ranks} ranks cannot share the groups of its columns")
-    return Codes(*(t if t is None or t.ndim == 1 else t.chunk(ranks, 1)[rank].contiguous() for t in codes))  # type: ignore[arg-type]
+    scale, zero = codes.scale, codes.zero
+    if split == 1 and scale.ndim == 2:
+        group, share = columns // scale.shape[1], columns // ranks
+        known = next((g for g in (group, *reversed(GROUPS)) if group % g == 0 and share % g == 0), None)
+        if known is None:
+            raise ValueError(
+                f"tensor parallelism of {ranks}: {name} has {columns} columns in groups of {group}, and a share of {share}; "
+                f"expected shares of whole groups of {GROUPS[0]}"
+            )
+        scale = scale.repeat_interleave(group // known, 1)
+        zero = None if zero is None else zero.repeat_interleave(group // known, 1)
+    parts = (t if t is None or t.ndim <= split else t.chunk(ranks, split)[rank] for t in (codes.codes, scale, zero))
+    return Codes._make(parts)
 
 
 # ---- writing -----------------------------------------------------------------------------------------------------------------

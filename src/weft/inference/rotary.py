@@ -40,12 +40,9 @@ class RotaryConfig:
     @classmethod
     def read(cls, values: dict[str, Any], head_dim: int, length: int, where: str) -> "RotaryConfig":
         """From ``rope_parameters`` (Transformers 5), or ``rope_theta`` and ``rope_scaling`` with ``rope_type`` or ``type``."""
-        scaling = dict(values.get("rope_parameters") or {})
-        scaling.update(values.get("rope_scaling") or {})
+        scaling = {**(values.get("rope_parameters") or {}), **(values.get("rope_scaling") or {})}
         if any(isinstance(value, dict) for value in scaling.values()):
-            raise ValueError(
-                f"{where}: rope_parameters has parameters for each kind of layer; expected one set for all"
-            )
+            raise ValueError(f"{where}: rope_parameters has a set for each kind of layer; expected one for all")
         kind = scaling.pop("rope_type", None) or scaling.get("type") or "default"
         scaling.pop("type", None)
         if not isinstance(kind, str) or kind not in KNOWN:
@@ -58,13 +55,9 @@ class RotaryConfig:
 
         theta, part = given("rope_theta", 10000.0), given("partial_rotary_factor", 1.0)
         original = int(given("original_max_position_embeddings", length))
-        unknown = [
-            name for name, value in scaling.items() if name not in {*KNOWN[kind], *OPTIONAL} and value is not None
-        ]
-        if unknown and kind != "default":
-            raise ValueError(
-                f"{where}: unknown key {unknown[0]!r} of rotary scaling {kind!r}; it may change the result"
-            )
+        for name in sorted(scaling.keys() - {*KNOWN[kind], *OPTIONAL}) if kind != "default" else ():
+            if scaling[name] is not None:
+                raise ValueError(f"{where}: unknown key {name!r} of rotary scaling {kind!r}; it may change the result")
         for name in KNOWN[kind]:
             value = scaling.get(name)
             if kind == "yarn" and name == "factor" and value is None:
@@ -75,10 +68,8 @@ class RotaryConfig:
             number(scaling.get(name), name, where)
         if theta <= 1 or part != 1:
             raise ValueError(f"{where}: rope_theta is {theta}, partial_rotary_factor {part}; expected > 1, and 1")
-        if kind == "llama3" and scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
-            raise ValueError(
-                f"{where}: low_freq_factor is {scaling['low_freq_factor']}; expected less than high_freq_factor"
-            )
+        if kind == "llama3" and (low := scaling["low_freq_factor"]) >= scaling["high_freq_factor"]:
+            raise ValueError(f"{where}: low_freq_factor is {low}; expected less than high_freq_factor")
         return cls(
             dim=head_dim, theta=theta, kind=kind, factor=float(scaling.get("factor") or 1.0),
             original=length if kind == "dynamic" else original, low=float(scaling.get("low_freq_factor") or 1.0),

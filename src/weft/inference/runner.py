@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft import ops
 from weft.inference.model import Batch, Decoder, Pages, Prefill, Prompts
-from weft.inference.sampling import best, uniforms
+from weft.inference.sampling import best, numbers_of
 from weft.inference.scheduler import Sequence, Work
 
 GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # sequences for which decoding is captured
@@ -67,6 +67,14 @@ class Runner:
 
     # ---- launches ------------------------------------------------------------------------------------------------
 
+    def launch(self, decoding: list[Work], prompts: list[Work], queries: int) -> tuple[Tensor, Tensor | None]:
+        """Logits [rows, V] of a step: of the sequences that decode, ``queries`` each, and of the prompts that want a token.
+        Where a graph gave them also what it drew, see :meth:`decode`."""
+        if not decoding or (prompts and queries == 1):
+            return self.mixed(decoding, prompts), None
+        logits, drawn = self.decode(decoding, queries)
+        return (torch.cat((logits, self.mixed([], prompts))), None) if prompts else (logits, drawn)
+
     def decode(self, work: list[Work], queries: int = 1) -> tuple[Tensor, Tensor | None]:
         """Logits [B · queries, V] of sequences with one new token, and guesses of the next ones behind it. Of a graph also the
         tokens that their temperatures and random numbers give, [B · queries]; with one query they are stored as the newest."""
@@ -112,9 +120,7 @@ class Runner:
         if not (greedy or all([w.sequence.greedy for w in work])):
             pairs = numbers.view(np.float32)[:, 4 + 2 * queries :]
             pairs[:, ::2] = [[w.sequence.parameters.temperature] for w in work]
-            seeds = np.array([[w.sequence.seed] for w in work], dtype=np.uint64)
-            made = np.array([[w.end - w.sequence.prompt] for w in work])
-            pairs[:, 1::2] = uniforms(seeds, made + np.arange(queries))
+            pairs[:, 1::2] = numbers_of(work, queries)
         return numbers
 
     def mixed(self, decoding: list[Work], prompts: list[Work]) -> Tensor:

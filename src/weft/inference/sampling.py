@@ -6,7 +6,7 @@ not depend on what else is in the batch, on preemption or on speculation.
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from weft import ops
 from weft.inference.parameters import SamplingParameters
+from weft.inference.scheduler import Work
 
 # R rows, V vocabulary
 LEAST_PENALTY = 1e-30  # of repetition: float32 has no much smaller numbers
@@ -31,31 +32,31 @@ class Row:
     allowed: np.ndarray | None = None  # bool [V], by a grammar
 
 
+class Logprobs(NamedTuple):
+    """Log-probabilities of the tokens [R]; the best tokens [R, n] and theirs."""
+
+    of_tokens: Tensor
+    best: Tensor
+    of_best: Tensor
+
+
 @dataclass
 class Sampled:
-    """tokens int64 [R], -1 where the logits are not finite or no token is allowed; where a row asks for log-probabilities: of
-    the token [R], and the best ones [R, n] and theirs."""
+    """tokens int64 [R], -1 where the logits are not finite or no token is allowed; ``logprobs`` where a row asks for them."""
 
     tokens: Tensor
-    logprob: Tensor | None = None
-    best: Tensor | None = None
-    best_logprobs: Tensor | None = None
+    logprobs: Logprobs | None = None
 
 
-def uniform(seed: int, index: int) -> float:
-    """A number 0 <= u < 1, of 53 bits: SplitMix64 (Steele et al. 2014) of seed and index."""
-    mask = 2**64 - 1
-    z = (seed * 0x9E3779B97F4A7C15 + (index + 1) * 0xD1342543DE82EF95) & mask
-    for _ in range(2):
-        z = (z + 0x9E3779B97F4A7C15) & mask
-        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-        z ^= z >> 31
-    return (z >> 11) * 2.0**-53
+def numbers_of(work: list[Work], queries: int = 1) -> np.ndarray:
+    """Random numbers of each sequence's next ``queries`` tokens, [B, Q]."""
+    seeds = np.array([[w.sequence.seed] for w in work], dtype=np.uint64)
+    made = np.array([[w.end - w.sequence.prompt] for w in work])
+    return uniforms(seeds, made + np.arange(queries))
 
 
 def uniforms(seeds: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """:func:`uniform` of arrays, uint64 and of any integers."""
+    """Numbers 0 <= u < 1 of 53 bits: SplitMix64 (Steele et al. 2014) of seeds, uint64, and the indices of tokens."""
     z = seeds * np.uint64(0x9E3779B97F4A7C15) + (indices + 1).astype(np.uint64) * np.uint64(0xD1342543DE82EF95)
     for _ in range(2):
         z = z + np.uint64(0x9E3779B97F4A7C15)
@@ -76,9 +77,11 @@ def best(logits: Tensor) -> Tensor:
         found: Tensor = ops.draw_tokens(logits, zero, zero)
         return found
     tokens = logits.argmax(-1)
-    some = torch.cat((logits.gather(1, tokens[:, None]), logits[:, :1], logits[:, -1:]), 1)
-    size = torch.linalg.vector_norm(some, torch.inf, 1)
-    return torch.where(size / size == 1, tokens, -1)  # neither 0 nor infinite nor NaN
+    largest = logits.gather(1, tokens[:, None])[:, 0]
+    right, zero = largest.isfinite(), largest == 0
+    if zero.any():
+        right &= ~zero | logits.any(1)
+    return torch.where(right, tokens, -1)
 
 
 @torch.inference_mode()
@@ -106,7 +109,7 @@ def sample(logits: Tensor, rows: list[Row]) -> Sampled:
         return Sampled(tokens)
     log = raw.log_softmax(-1)
     values, index = log.topk(min(max(most, 1), log.shape[1]), -1)
-    return Sampled(tokens, log.gather(1, tokens.clamp(min=0)[:, None])[:, 0], index, values)
+    return Sampled(tokens, Logprobs(log.gather(1, tokens.clamp(min=0)[:, None])[:, 0], index, values))
 
 
 def _tensor(values: Any, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -114,38 +117,36 @@ def _tensor(values: Any, like: Tensor, dtype: torch.dtype = torch.float32) -> Te
     return t.pin_memory().to(like.device, non_blocking=True) if like.is_cuda else t
 
 
+def _columns(entries: list[tuple[Any, ...]], like: Tensor) -> list[Tensor]:
+    """Of (row, token, numbers …) a tensor of each."""
+    kinds = (torch.int64, torch.int64, torch.float32, torch.float32)
+    return [_tensor(values, like, kind) for values, kind in zip(zip(*entries, strict=True), kinds, strict=False)]
+
+
 def _changed(logits: Tensor, rows: list[Row]) -> Tensor:
     """Penalties of tokens that were there already, biases, tokens that must not come, and grammars."""
-    at, tokens, factor, offset = [], [], [], []
+    logits = logits.clone()
+    seen: list[tuple[int, int, float, float]] = []  # row, token, its logit's penalty, what is taken from the logit
     added: list[tuple[int, int, float]] = []  # row, token, what is added to its logit
     for i, row in enumerate(rows):
-        added += [(i, token, value) for token, value in (row.parameters.logit_bias or {}).items()]
-        added += [(i, token, -torch.inf) for token in row.banned]
-    for i, row in enumerate(rows):
         p, counts = row.parameters, row.counts or {}
-        if p.repetition_penalty == 1 and p.presence_penalty == 0 and p.frequency_penalty == 0:
-            continue
-        seen = {*counts, *row.prompt} if p.repetition_penalty != 1 else counts
-        for token in seen:
+        factor = max(p.repetition_penalty, LEAST_PENALTY)
+        for token in {*counts, *row.prompt}:
             n = counts.get(token, 0)
-            at.append(i)
-            tokens.append(token)
-            factor.append(max(p.repetition_penalty, LEAST_PENALTY))
-            offset.append(p.presence_penalty * (n > 0) + p.frequency_penalty * n)
-    logits = logits.clone()
-    if at:
-        place = (_tensor(at, logits, torch.int64), _tensor(tokens, logits, torch.int64))
-        old, f = logits[place], _tensor(factor, logits)
-        penalised = torch.where(old > 0, old / f, old * f).clamp(max=torch.finfo(old.dtype).max)
-        logits[place] = penalised - _tensor(offset, logits)
+            seen.append((i, token, factor, p.presence_penalty * (n > 0) + p.frequency_penalty * n))
+        added += [(i, token, value) for token, value in (p.logit_bias or {}).items()]
+        added += [(i, token, -torch.inf) for token in row.banned]
+    if seen:
+        at, tokens, factors, offsets = _columns(seen, logits)
+        old = logits[at, tokens]
+        penalised = torch.where(old > 0, old / factors, old * factors).clamp(max=torch.finfo(old.dtype).max)
+        logits[at, tokens] = penalised - offsets
     if added:
-        index = tuple(_tensor(t, logits, torch.int64) for t in list(zip(*added, strict=True))[:2])
-        logits.index_put_(index, _tensor([value for *_, value in added], logits), accumulate=True)
+        at, tokens, values = _columns(added, logits)
+        logits.index_put_((at, tokens), values, accumulate=True)
     for i, row in enumerate(rows):
         if row.allowed is not None:
-            allowed = torch.from_numpy(row.allowed).to(logits.device)
-            logits[i, : len(allowed)] = logits[i, : len(allowed)].masked_fill(~allowed, -torch.inf)
-            logits[i, len(allowed) :] = -torch.inf
+            logits[i].masked_fill_(_tensor(~row.allowed, logits, torch.bool), -torch.inf)
     return logits
 
 

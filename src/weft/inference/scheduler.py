@@ -39,9 +39,8 @@ class Sequence:
     def __post_init__(self) -> None:
         p = self.parameters
         self.history = p.needs_history
-        self.plain = not (
-            p.changes_logits or p.filters or p.logprobs is not None
-        )  # its token is drawn of the logits alone
+        # its token is drawn of the logits alone
+        self.plain = not (p.changes_logits or p.filters or p.logprobs is not None)
         self.greedy, self.seed = p.greedy, self.seed % 2**64
 
     @property
@@ -105,8 +104,7 @@ class Scheduler:
                 continue
             count = 1 if left == 1 else self._chunk(sequence, left, budget)
             need = sequence.computed + count + (ahead if count == left else 0)
-            roomy = need <= len(sequence.blocks) * self.blocks.size
-            if not roomy and not self._grow(sequence, need, in_flight, work):
+            if need > len(sequence.blocks) * size and not self._grow(sequence, need, in_flight, work):
                 if in_flight:
                     for w in work:
                         w.sequence.computed = w.start
@@ -115,19 +113,17 @@ class Scheduler:
             budget -= self._note(work, sequence, count)
         while self.waiting and self.slots and budget > 0:  # prefill
             sequence = self.waiting[0]
-            shared = self.blocks.match(
-                sequence.tokens, sequence.root, CHUNK // self.blocks.size if self.invariant else 1
-            )
+            multiple = CHUNK // size if self.invariant else 1
+            shared = self.blocks.match(sequence.tokens, sequence.root, multiple)
             need = self.blocks.blocks_for(sequence.length + (ahead + 1 if ahead else 0)) - len(shared)
             found = self.blocks.take(shared, max(need, 0))
             if found is None:
                 break
             self.waiting.popleft()
-            if self.blocks.share:
-                self.blocks.queries += sequence.length
-                self.blocks.hits += len(shared) * self.blocks.size
+            self.blocks.queries += sequence.length
+            self.blocks.hits += len(shared) * size
             sequence.blocks, sequence.published = found, len(shared)
-            sequence.computed, sequence.slot = len(shared) * self.blocks.size, self.slots.pop()
+            sequence.computed, sequence.slot = len(shared) * size, self.slots.pop()
             sequence.admitted += 1
             self.running.append(sequence)
             left = sequence.length - sequence.computed
@@ -148,7 +144,7 @@ class Scheduler:
         return count
 
     def _grow(self, sequence: Sequence, tokens: int, in_flight: bool, work: list[Work]) -> bool:
-        """Gives a sequence blocks for so many tokens; preempts the newest ones if there are too few."""
+        """Gives a sequence blocks for so many tokens; preempts the newest sequences, taking theirs, if there are too few."""
         need = self.blocks.blocks_for(tokens) - len(sequence.blocks)
         if need <= 0:
             return True
@@ -156,18 +152,14 @@ class Scheduler:
             if in_flight:
                 return False
             newest = self.running[-1]
-            self.preempt(newest)
+            self.release(newest)
+            self.waiting.appendleft(newest)  # it starts again, ahead of all that wait
+            self.preemptions += 1
             work[:] = [w for w in work if w.sequence is not newest]
             if newest is sequence:
                 return False
         sequence.blocks += found
         return True
-
-    def preempt(self, sequence: Sequence) -> None:
-        """Takes a running sequence's blocks; it starts again, ahead of all that wait."""
-        self.release(sequence)
-        self.waiting.appendleft(sequence)
-        self.preemptions += 1
 
     def release(self, sequence: Sequence) -> None:
         """Takes a sequence out of those that run, or wait; what it had is free."""
@@ -183,8 +175,6 @@ class Scheduler:
     def publish(self, sequence: Sequence) -> None:
         """Lets others find the blocks of known tokens that are computed, after the step that does so was launched."""
         size, blocks = self.blocks.size, sequence.blocks
-        if (sequence.published + 1) * size > sequence.computed:
-            return
         while (sequence.published + 1) * size <= min(sequence.computed, len(sequence.tokens)):
             i = sequence.published
             before = blocks[i - 1] if i else None

@@ -26,32 +26,26 @@ class Speculator(Protocol):
         ...
 
 
-class Seen:
-    """Where each n-gram of a sequence's first ``known`` tokens ended the last time."""
-
-    def __init__(self) -> None:
-        self.ends: dict[tuple[int, ...], int] = {}
-        self.known = 1
-
-
 class NGram:
     """What followed the last time that the newest tokens were there (prompt lookup; Saxena 2023)."""
 
     def __init__(self, most: int = 4, longest: int = 3):
         self.most, self.longest = most, longest
-        self.seen: WeakKeyDictionary[Sequence, Seen] = WeakKeyDictionary()
+        # how many of a sequence's tokens were looked at, and where each of their n-grams ended the last time
+        self.seen: WeakKeyDictionary[Sequence, tuple[int, dict[tuple[int, ...], int]]] = WeakKeyDictionary()
 
     def guess(self, work: list[Work]) -> list[list[int]]:
         return [self._after(w.sequence) for w in work]
 
     def _after(self, sequence: Sequence) -> list[int]:
-        tokens, seen = sequence.tokens, self.seen.setdefault(sequence, Seen())
-        for end in range(seen.known, len(tokens)):  # n-grams that something follows
+        tokens = sequence.tokens
+        known, ends = self.seen.get(sequence, (1, {}))
+        for end in range(known, len(tokens)):  # n-grams that something follows
             for n in range(1, min(self.longest, end) + 1):
-                seen.ends[tuple(tokens[end - n : end])] = end
-        seen.known = len(tokens)
+                ends[tuple(tokens[end - n : end])] = end
+        self.seen[sequence] = len(tokens), ends
         for n in range(min(self.longest, len(tokens) - 1), 0, -1):
-            if (at := seen.ends.get(tuple(tokens[-n:]))) is not None:
+            if (at := ends.get(tuple(tokens[-n:]))) is not None:
                 found = tokens[at : at + self.most]
                 while len(found) < self.most:  # it repeats itself
                     found.append(found[at - len(tokens)])

@@ -1,8 +1,9 @@
 """A model's matrices as linear layers: the seam that quantised weights implement."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,42 +15,42 @@ from weft.inference.checkpoint import Source, finite
 # T tokens, N outputs, K inputs
 
 
-class Linear(Protocol):
-    """``y = x · weightᵀ + bias`` of x [T, K]; safe to capture in a CUDA graph. ``bytes`` is what a call reads of the weight.
-
-    It may also have a method ``fused(x, norm, residual, gated)``: the product of rms_norm(x), its gate, silu(gate) · up, and
-    its sum with a residual in one launch, or None where the layer declines.
-    """
-
-    @property
-    def bytes(self) -> int: ...
-
-    def __call__(self, x: Tensor) -> Tensor: ...
-
-
 class Norm(NamedTuple):
     """An RMSNorm: its weight [K], and what is added to the mean square."""
 
     weight: Tensor
     eps: float
 
-
-def fused(
-    layer: Linear, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None, *, gated: bool = False
-) -> Tensor | None:
-    """What a layer makes of x in one launch, with a norm before and a gate or a residual behind; None where it declines."""
-    method: Any = getattr(layer, "fused", None)
-    made: Tensor | None = None if method is None else method(x, norm, residual, gated)
-    return made
+    def __call__(self, x: Tensor, rows: int = 0) -> Tensor:
+        """rms_norm(x), in blocks of so many rows (see :func:`in_blocks`)."""
+        return in_blocks(lambda t: ops.rms_norm(t, *self), x, rows)
 
 
-def gated(layer: Linear, x: Tensor) -> Tensor:
-    """silu(gate) · up of a layer whose first half of outputs is the gate; in one launch where the layer has one."""
-    y = fused(layer, x, gated=True)
-    return ops.swiglu(*layer(x).chunk(2, -1)) if y is None else y
+class Linear(ABC):
+    """``y = x · weightᵀ + bias`` of x [T, K]; safe to capture in a CUDA graph."""
+
+    @property
+    @abstractmethod
+    def bytes(self) -> int:
+        """What a call reads of the weight."""
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def fused(
+        self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None, gated: bool = False
+    ) -> Tensor | None:
+        """The product of x or rms_norm(x), its gate, silu(gate) · up, and its sum with a residual in one launch; None where the
+        layer declines."""
+        return None
+
+    def gated(self, x: Tensor) -> Tensor:
+        """silu(gate) · up of a layer whose first half of outputs is the gate; in one launch where the layer has one."""
+        y = self.fused(x, gated=True)
+        return ops.swiglu(*self(x).chunk(2, -1)) if y is None else y
 
 
-class Dense:
+class Dense(Linear):
     """A weight [N, K] in the model's dtype."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
@@ -66,7 +67,9 @@ class Dense:
             return y
         return F.linear(x, self.weight, self.bias)
 
-    def fused(self, x: Tensor, norm: Norm | None, residual: Tensor | None, gated: bool) -> Tensor | None:
+    def fused(
+        self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None, gated: bool = False
+    ) -> Tensor | None:
         """Of one token on a GPU, else None."""
         if not self.gpu or x.shape[0] > 1:
             return None
@@ -76,7 +79,7 @@ class Dense:
         return y
 
 
-class InBlocks:
+class InBlocks(Linear):
     """A linear layer, computed in blocks of a fixed number of tokens, so that a row's bits do not depend on how many others
     there are."""
 
@@ -92,7 +95,9 @@ class InBlocks:
 
 
 def in_blocks(f: Callable[[Tensor], Tensor], x: Tensor, rows: int) -> Tensor:
-    """``f(x)`` of a function of rows, called with exactly ``rows`` of them each time."""
+    """``f(x)`` of a function of rows, called with exactly ``rows`` of them each time; with all at once where that is 0."""
+    if not rows:
+        return f(x)
     tokens = x.shape[0]
     x = F.pad(x, (0, 0) * (x.ndim - 1) + (0, -tokens % rows))
     return torch.cat([f(part) for part in x.split(rows)])[:tokens]
@@ -122,8 +127,11 @@ class Loader:
     def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return finite(self.source.tensor(name, shape).to(self.device, self.dtype), name)
 
-    def share(self, t: Tensor, dim: int) -> Tensor:
-        return t if self.ranks == 1 else t.chunk(self.ranks, dim)[self.rank].contiguous()
+    def norm(self, name: str, columns: int, eps: float) -> Norm:
+        return Norm(self.tensor(f"{name}.weight", (columns,)), eps)
+
+    def share(self, t: Tensor, dim: int | None) -> Tensor:
+        return t if self.ranks == 1 or dim is None else t.chunk(self.ranks, dim)[self.rank].contiguous()
 
     def linear(
         self, names: Sequence[str], rows: Sequence[int], columns: int, *, bias: bool = False, split: int | None = 0,
@@ -134,20 +142,20 @@ class Loader:
         Args:
             split: the dimension that ranks share: 0 (outputs), 1 (inputs; the results are to be summed), or None.
         """
-        made: Any = getattr(self.source, "linear", None)  # a source of weights that are quantised already
-        if made is not None and (layer := made(self, names, rows, columns, bias, split)) is not None:
+        if (layer := self.source.linear(self, names, rows, columns, bias, split)) is not None:
             return self.fixed(layer)
 
-        def part(name: str, n: int, wide: bool) -> Tensor:
-            t = self.tensor(name, (n, columns) if wide else (n,))
-            if not wide and split == 1:
-                return t if self.rank == 0 else torch.zeros_like(t)
-            return t if split is None else self.share(t, split)
+        parts = [self.tensor(f"{name}.weight", (n, columns)) for name, n in zip(names, rows, strict=True)]
+        parts = [self.share(t, split) for t in parts]
+        weight = torch.cat(parts) if len(parts) > 1 else parts[0]
+        return self.of(weight, self.bias(names, rows, split) if bias else None, head)
 
-        weight = [part(f"{name}.weight", n, True) for name, n in zip(names, rows, strict=True)]
-        offsets = [part(f"{name}.bias", n, False) for name, n in zip(names, rows, strict=True)] if bias else []
-        return self.of(torch.cat(weight) if len(weight) > 1 else weight[0],
-                       torch.cat(offsets) if offsets else None, head)  # fmt: skip
+    def bias(self, names: Sequence[str], rows: Sequence[int], split: int | None) -> Tensor:
+        """Of one layer of several matrices; where results are summed over the ranks, the first one's has it."""
+        parts = [self.tensor(f"{name}.bias", (n,)) for name, n in zip(names, rows, strict=True)]
+        if split == 1:
+            parts = [t if self.rank == 0 else torch.zeros_like(t) for t in parts]
+        return torch.cat([self.share(t, 0) for t in parts] if split == 0 else parts)
 
     def of(self, weight: Tensor, bias: Tensor | None = None, head: bool = False) -> Linear:
         """A layer of a whole weight; ``head`` says that its results are logits, which are rounded more carefully."""

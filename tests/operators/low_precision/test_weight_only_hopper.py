@@ -10,11 +10,12 @@ from cuda_on_cpu import BF16, FP16, FP32, Suite, further_off_than_rounding, job,
 from emulated import *  # noqa: F403
 from hopper_on_cpu import packed_maps
 from sass import names, parts, sass
+from weight_only_cases import weight_of
 
 from weft.operators.configs import bucket
 from weft.operators.launch import compiling_for
 from weft.operators.low_precision import quantized_weight, weight_only_hopper
-from weft.operators.low_precision.quantized_weight import dequantize_weight, prepare_weight, quantize_weight
+from weft.operators.low_precision.quantized_weight import dequantize_weight
 
 
 @dataclass(frozen=True)
@@ -119,12 +120,7 @@ class Product:
         random = torch.Generator().manual_seed(seed)
         m, n, k = case.m, case.n, case.k
         self.x = torch.randn(m, k + 8 * case.padded, generator=random).to(case.dtype)[:, :k]
-        if case.codes == "all":
-            self.weight = self._every_code()
-        else:
-            w = torch.randn(n, k, generator=random) + (0.5 if case.zero else 0)
-            made = quantize_weight(w, case.format, case.group, zero_points=case.zero)
-            self.weight = made._replace(scale=made.scale.to(case.scale))
+        self.weight = weight_of(case, random)
         self.bias = torch.randn(n if case.biased else 0, generator=random).to(case.dtype)
         self.y = torch.full((m, n), torch.nan, dtype=case.dtype)
         words, scale, zero, *_ = self.weight
@@ -134,16 +130,6 @@ class Product:
             patch.setattr(weight_only_hopper.configuration, "trial", trial)
             self.plan = weight_only_hopper.WeightOnlyPlan(self.x, self.weight, self.bias if case.biased else None)
         self.launch = LAUNCH.replace("KERNEL", self.plan.launch.expression)
-
-    def _every_code(self):
-        codes = (torch.arange(self.case.n * self.case.k) * 7 % 256).to(torch.uint8).view(self.case.n, -1)
-        scale = (torch.arange(self.case.n) % 5 + 1).to(self.case.scale) / 4
-        if self.case.format == "int4":
-            packed = codes[:, : self.case.k // 2].contiguous()
-            return prepare_weight(packed, scale[:, None].expand(-1, self.case.k // self.case.group).contiguous())
-        if self.case.format == "fp8":
-            return prepare_weight(codes.where(codes & 127 != 127, codes - 1).view(torch.float8_e4m3fn), scale)
-        return prepare_weight(codes.view(torch.int8), scale)
 
     def wanted(self) -> torch.Tensor:
         weight = self.weight._replace(scale=self.weight.scale.double())

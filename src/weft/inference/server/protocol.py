@@ -283,8 +283,14 @@ class ChatRequest(Common, Conversation):
         best = self.top_logprobs or 0
         if not 0 <= best <= MOST_LOGPROBS:
             raise BadRequest(f"argument 'top_logprobs' is {best}; expected 0 … {MOST_LOGPROBS}", "top_logprobs")
-        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        return self.sampling(choice, max_tokens=most, logprobs=best if self.logprobs else None)
+        if self.max_completion_tokens is None:
+            return self.sampling(choice, max_tokens=self.max_tokens, logprobs=best if self.logprobs else None)
+        if self.max_completion_tokens < 1:
+            raise BadRequest(
+                f"argument 'max_completion_tokens' is {self.max_completion_tokens}; expected at least 1",
+                "max_completion_tokens",
+            )
+        return self.sampling(choice, max_tokens=self.max_completion_tokens, logprobs=best if self.logprobs else None)
 
 
 class TokenizeRequest(Conversation):
