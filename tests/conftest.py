@@ -1,5 +1,5 @@
 """Marks: ``gpu`` needs a GPU, ``device`` runs on the GPU where there is one and interpreted elsewhere, ``long`` is a long
-property run. ``-m gpu`` on a GPU machine selects the first two.
+property run, ``share(n)`` has many like parameters, one in n of a run. ``-m gpu`` on a GPU machine selects the first two.
 
 WEFT_LONG selects the long runs: unset none, ``all``, or any other text (a commit) a share of them that differs from text to
 text, so that continuous integration runs all of them over a few commits."""
@@ -7,6 +7,7 @@ text, so that continuous integration runs all of them over a few commits."""
 import json
 import os
 import sys
+from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by mark
 def pytest_collection_modifyitems(items):
+    seen = defaultdict(int)  # of a test's parameters
     for item in items:
         if item.get_closest_marker("device"):  # NumPy's, from the interpreter's arithmetic on NaN and infinities
             item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))
@@ -51,6 +53,11 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs a GPU; PyTorch sees none here"))
         if item.get_closest_marker("long") and not (turns.WANTED and turns.has(item.nodeid, LONG_SHARES)):
             item.add_marker(pytest.mark.skip(reason="a long run: make test-all has it"))
+        if (mark := item.get_closest_marker("share")) and DEVICE != "cuda" and turns.WANTED != "all":
+            name, (of,) = item.nodeid.partition("[")[0], mark.args
+            if (seen[name] + turns.turn(name, of)) % of:
+                item.add_marker(pytest.mark.skip(reason="not of this run: make test-all has it"))
+            seen[name] += 1
 
 
 def pytest_collection_finish():

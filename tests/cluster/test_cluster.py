@@ -142,18 +142,20 @@ def test_pods_of_several_shares_fill_a_node(placement):
     assert fast.start.tolist() == [0] and sorted(fast.stretches.on.tolist()) == [0b011, 0b101, 0b110]
 
 
-def test_many_nodes_and_jobs_still_agree():
+@pytest.mark.share(2)
+@pytest.mark.parametrize(
+    ("placement", "ties"), [("best", "lowest"), ("worst", "highest"), ("random", "random"), ("best", "random")]
+)
+def test_many_nodes_and_jobs_still_agree(placement, ties):
     """Trees of several levels, and a log that wraps around."""
     g = np.random.default_rng(1)
     submit, duration = np.cumsum(g.exponential(0.45, 500)), g.exponential(60, 500).round()
     jobs = Jobs(submit, duration, g.choice([1, 2, 4, 8, 24], 500, p=[0.5, 0.2, 0.15, 0.1, 0.05]))
     cluster = Cluster.parse("50x8")
-    for placement, ties in (("best", "lowest"), ("worst", "highest"), ("random", "random"), ("best", "random")):
-        more = {"ties": ties, "seed": 5}
-        plain = reference.simulate(jobs, cluster, "fifo-skip", placement, **more)
-        fast = simulate(jobs, cluster, "fifo-skip", placement, **more)
-        check_equal(fast, plain)
-        assert 2 * len(fast.stretches.where) > 1024 and (fast.queueing > 0).sum() > 40
+    more = {"ties": ties, "seed": 5}
+    fast = simulate(jobs, cluster, "fifo-skip", placement, **more)
+    check_equal(fast, reference.simulate(jobs, cluster, "fifo-skip", placement, **more))
+    assert 2 * len(fast.stretches.where) > 1024 and (fast.queueing > 0).sum() > 40
 
 
 def test_placements_that_look_at_free_gpus_alone_share_one_index():
@@ -168,6 +170,7 @@ def test_placements_that_look_at_free_gpus_alone_share_one_index():
     assert shared == {"best", "consolidate", "counted", "first", "random", "worst"}
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("order", ["fifo-skip", "fifo-easy", "fifo-conservative"])
 @pytest.mark.parametrize("placement", ["best", "first", "worst"])
 @pytest.mark.parametrize("ties", ["lowest", pytest.param("highest", marks=pytest.mark.long)])

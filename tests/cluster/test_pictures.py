@@ -242,6 +242,7 @@ ODD = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("case", ODD)
 def test_odd_results_have_a_page(case):
     result = ODD[case]()

@@ -398,6 +398,7 @@ def damaged(text: str, g: np.random.Generator) -> str:
     return "".join(letters)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_a_damaged_file_is_read_or_named_as_wrong(write, sample):
     """Whatever is changed in a file, it is read, or refused by an error that names it; nothing else is ever raised."""

@@ -1,5 +1,6 @@
 """CUDA C++ with inline PTX as C++ for ``ptx_on_cpu.hpp``: every ``asm`` statement becomes a call that emulates its text."""
 
+import functools
 import re
 import shutil
 import subprocess
@@ -97,22 +98,27 @@ def _static_behind_dynamic(text: str) -> str:
     return "".join(made)
 
 
+@functools.cache  # a kernel with a mistake in it has most statements of the right one
+def _as_call(statement: str) -> str:
+    """A call that emulates an asm statement, of which this is the text in parentheses."""
+    words, outputs, inputs = _sections(statement)
+    if words == '""':
+        return "(void)0"  # it only holds the compiler back
+    operands = [
+        f"ptx_{way}({operand.split('(', 1)[0].strip()}, ({operand.split('(', 1)[1]})"
+        for way, section in (("out", outputs), ("in", inputs))
+        for operand in _split(section, ",")
+    ]
+    return f"[&] {{ static const Program program({words}); program.run({{{', '.join(operands)}}}); }}()"
+
+
 def as_cpp(text: str) -> str:
     """A preprocessed kernel file without its ``asm``; ``extern __shared__`` memory is asked for, and so is static one."""
     made, start = [], 0
     for found in re.finditer(r"\basm\s*(?:volatile)?\s*\(", text):
         made.append(text[start : found.start()])
         start = _until(text, found.end(), ")") + 1
-        words, outputs, inputs = _sections(text[found.end() : start - 1])
-        if words == '""':
-            made.append("(void)0")  # it only holds the compiler back
-            continue
-        operands = [
-            f"ptx_{way}({operand.split('(', 1)[0].strip()}, ({operand.split('(', 1)[1]})"
-            for way, section in (("out", outputs), ("in", inputs))
-            for operand in _split(section, ",")
-        ]
-        made.append(f"[&] {{ static const Program program({words}); program.run({{{', '.join(operands)}}}); }}()")
+        made.append(_as_call(text[found.end() : start - 1]))
     text = "".join([*made, text[start:]])
     text = re.sub(r"extern __shared__ __align__\(\d+\) unsigned char (\w+)\[\];",
                   r"unsigned char *const \1 = static_cast<unsigned char *>(dynamic_memory());", text)  # fmt: skip

@@ -103,6 +103,7 @@ class Suite:
         others: mistakes that are right as far as ``what_is_wrong`` sees, for tests of their own.
         long: names of cases that are left to ``make test-all``.
         seeds: of other operands and other orders of threads, also left to it.
+        share: a run has one case in so many, at each commit others.
     """
 
     text: str
@@ -112,6 +113,7 @@ class Suite:
     others: Mapping[str, tuple] = field(default_factory=dict)
     long: Collection[str] = ()
     seeds: Collection[int] = (1, 2)
+    share: int = 1
 
     def of_mistake(self, name: str) -> Any:
         """The case that shows a mistake."""
@@ -126,14 +128,18 @@ class Emulated:
         self.suite = suite
         wrong = {name: self._wrong(name) for name in (*suite.mistakes, *suite.others)}
         wrong = {name: text for name, text in wrong.items() if name in suite.others or in_turn(name)}
-        launches = list(dict.fromkeys(suite.made(case).launch for case in suite.cases.values()))
+        launch_of = {
+            id(case): suite.made(case).launch for case in suite.cases.values()
+        }  # the result is computed with it
+        launches = list(dict.fromkeys(launch_of.values()))
         programs = {"right": {"right": (cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(suite.text)), launches)}}
         self.places = {body: ("right", number) for number, body in enumerate(launches)}
         for half in range(2):  # compiled side by side
             spaces = programs[f"wrong{half}"] = {}
             for number, name in enumerate(list(wrong)[half::2]):
                 text = cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(wrong[name]))
-                spaces[f"wrong{number}"] = (text, [suite.made(suite.of_mistake(name)).launch])
+                case = suite.of_mistake(name)
+                spaces[f"wrong{number}"] = (text, [launch_of.get(id(case)) or suite.made(case).launch])
                 self.places[name] = (f"wrong{half}", number)
         self.programs = compiled(folder, {name: _program(spaces) for name, spaces in programs.items() if spaces})
 

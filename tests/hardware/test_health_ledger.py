@@ -342,6 +342,7 @@ def test_a_state_that_cannot_be_read(tmp_path, content, says):
 # ---- thousands of events
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("seed", range(5))
 def test_hostile_events(seed):
     """10,000 events and more that are injected, lost, repeated and reordered, with people and a scheduler that does not

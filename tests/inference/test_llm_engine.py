@@ -207,7 +207,7 @@ def invariant(folder):
     return Decoder(read_config(folder[0]), Folder(folder[0]), torch.device("cpu"), torch.float32, invariant=True)
 
 
-@pytest.mark.parametrize("others", [3, 255, 256, 257])
+@pytest.mark.parametrize("others", [3, 255, *(pytest.param(n, marks=pytest.mark.long) for n in (256, 257))])
 def test_batch_invariant_logits_do_not_depend_on_the_batch(invariant, others):
     choose = random.Random(others)
     watched = prompts_of(1, 2, 15, 33, 70)[choose.randrange(5)]

@@ -6,7 +6,7 @@ import functools
 import pytest
 import turns
 
-SHARE_OF_MISTAKES = 2  # a run has one in so many; each is compiled, which takes longer than to run it
+SHARE_OF_MISTAKES = 4  # a run has one in so many; each is compiled, which takes longer than to run it
 
 pytest.register_assert_rewrite("emulated", "refused")
 
@@ -44,7 +44,13 @@ def in_turn(suite: str, mistake: str) -> bool:
 def marks(name: str, suite, what: str, of: str):
     if what == "mistake":
         return () if in_turn(name, of) else pytest.mark.skip(reason="not of this run: make test-all has it")
-    return pytest.mark.long if of in suite.long else ()
+    if of in suite.long:
+        return pytest.mark.long
+    return (
+        ()
+        if turns.has(f"{name} {of}", suite.share)
+        else pytest.mark.skip(reason="not of this run: make test-all has it")
+    )
 
 
 def pytest_generate_tests(metafunc):

@@ -2,6 +2,7 @@
 not today's; what the documents tell a reader to type works."""
 
 import ast
+import functools
 import os
 import re
 import shlex
@@ -284,11 +285,16 @@ def commands():
                 yield path.relative_to(ROOT).as_posix(), part.strip()
 
 
+@functools.cache
+def verbs_of_weft():
+    return typer.main.get_command(app).commands
+
+
 @pytest.mark.parametrize(("document", "command"), sorted(set(commands())))
 def test_documented_commands_exist(document, command):
     _, verb, *words = shlex.split(command, comments=True)
     words = words[: words.index("--")] if "--" in words else words  # what follows is another program's
-    verbs = typer.main.get_command(app).commands
+    verbs = verbs_of_weft()
     verb = f"{verb} {words[0]}" if words and f"{verb} {words[0]}" in verbs else verb
     assert verb in verbs, f"{document}: {command}"
     options = {name for parameter in verbs[verb].params for name in (*parameter.opts, *parameter.secondary_opts)}

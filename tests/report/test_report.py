@@ -97,6 +97,7 @@ def test_empty_page_gives_a_reason_in_every_section(tmp_path):
     assert all('class="empty"' in section for section in sections)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("part", [f.name for f in dataclasses.fields(Contents)])
 def test_any_part_may_be_missing(part, tmp_path):
     empty = {"machine": {}, "training": None, "verification": {}}.get(part, [])

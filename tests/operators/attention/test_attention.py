@@ -156,6 +156,7 @@ def test_the_plans_of_backward_keep_no_tensor():
     assert launch.bias and not any(t() is not None for t in alive)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("more", [{"causal": True, "softcap": 2.0}, {"score": SCORES["near"], "window": (3, 5)}])
 def test_a_bias_that_was_broadcast_has_the_sum_of_all_gradients(shape, more):

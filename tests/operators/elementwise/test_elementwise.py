@@ -80,9 +80,10 @@ def test_relu_of_rows_whose_gradient_lies_otherwise(shape, cut):
     """Long rows with a gradient of other strides, and a transposed view."""
     g = torch.Generator(DEVICE).manual_seed(0)
     wide = torch.randn(shape[0], shape[1] + cut, generator=g, device=DEVICE)
+    few = min(shape[1], 90)  # a row of the transposed view is a program
     for x, dy in (
         (wide[:, : shape[1]].contiguous(), wide[:, cut:]),
-        (wide[:, : shape[1]].t(), wide[:, cut:].t().contiguous()),
+        (wide[:, :few].t(), wide[:, cut : cut + few].t().contiguous()),
     ):
         x = x.detach().requires_grad_()
         (dx,) = torch.autograd.grad(ops.relu(x), x, dy)

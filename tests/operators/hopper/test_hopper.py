@@ -202,7 +202,7 @@ ANOTHER_ORDER = {
         STREAMED["streamed: one tile"], "blockIdx.x - (share - walk.share) * CLUSTER",
         "blockIdx.x - ([] { static const bool is = chance(2); return is; }() ? share - walk.share : step - share) * CLUSTER"),
 }  # fmt: skip
-SUITES = {"gemm.cu": Suite(cuda_as_cpp.whole(gemm.SOURCE), Product, CASES, MISTAKES, ANOTHER_ORDER)}
+SUITES = {"gemm.cu": Suite(cuda_as_cpp.whole(gemm.SOURCE), Product, CASES, MISTAKES, ANOTHER_ORDER, share=3)}
 
 
 def result(emulated, product: Product, mistake: str = "") -> torch.Tensor:

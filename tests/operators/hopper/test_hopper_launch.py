@@ -159,6 +159,7 @@ def test_its_inner_loop_is_products_alone(layout):
     assert "UTMALDG.3D.MULTICAST" in text and "UTMASTG.3D" in text
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "types, instruction",
     [("fp16, fp16", "HGMMA.64x256x16.F32"), ("bf16, bf16", "HGMMA.64x192x16.F32.BF16"),
@@ -171,6 +172,7 @@ def test_every_type_takes_its_instruction(types, instruction):
     check_inner_loop(text, instruction, 2)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("shape, layout", [
     *itertools.product(("256, 4, 2", "192, 5, 2", "128, 6, 2", "64, 8, 1"), ("false, false", "true, true")),
     ("160, 5, 2", "false, false"),
@@ -198,6 +200,7 @@ def test_codes_disturb_it_no_more(shape, gate):
     assert "STL" not in text and text.count("STS.U16") == int(shape.split(",")[0]) // (8 if gate else 4)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("activation, most", [("RELU", 3), ("SILU_FAST", 6), ("GELU_TANH", 8), ("GELU", 15)])
 def test_activations_take_few_instructions(activation, most):
     """Of 16-bit results, beyond what storing takes; a thread has 128."""
@@ -215,6 +218,7 @@ def test_registers_of_all_warpgroups_fit():
     assert less + 2 * more <= 3 * at_first
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("scales", ["SCALED", "SCALED_BY_BLOCK"])
 @pytest.mark.parametrize("columns, stages", [(256, 4), (192, 5), (128, 6)])
 def test_two_levels_of_sums_stay_in_registers(scales, columns, stages):

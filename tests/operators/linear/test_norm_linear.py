@@ -24,6 +24,7 @@ def exact(x, w, norm=None, bias=None, residual=None, gated=False):
     return y if residual is None else y + residual
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("m", [1, 2, 3])
 @pytest.mark.parametrize("config", [gemv.groups_of(1, 1, 2, 4), gemv.groups_of(2, 3, 4, 4), gemv.groups_of(4, 1, 1, 8),
                                     gemv._config(1, 1, 4, 1), gemv._config(2, 1, 1, 1)])  # fmt: skip
