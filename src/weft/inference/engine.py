@@ -213,7 +213,7 @@ class Engine:
         if parameters.min_tokens:
             sequence.ends = {t for t in (*self.model.config.eos, *parameters.stop_token_ids) if t < vocabulary}
         self.requests[request_id] = sequence
-        self.scheduler.add(sequence)
+        self.scheduler.waiting.append(sequence)
         self.counted.prompt_tokens += len(prompt)
 
     def abort(self, request_id: str) -> None:
@@ -234,9 +234,11 @@ class Engine:
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
-    @without_modes()
     def step(self) -> list[Output]:
         """Launches a step and returns what came out of the one before (without overlap: of this one)."""
+        if torch.is_autocast_enabled(self.model.device.type):
+            with without_modes():
+                return self.step()
         outputs, self.ended = self.ended, []
         if not self.config.overlap or self.draft is not None or any(s.history for s in self.scheduler.running):
             outputs += self._finish()
@@ -348,8 +350,9 @@ class Engine:
 
     def _output(self, sequence: Sequence, tokens: list[int], sampled: Sampled, row: int) -> Output:
         """Takes new tokens, up to the one that ends the request."""
-        if tokens[0] < 0:
-            return self._failed(sequence)
+        if tokens[0] < 0:  # logits that are not finite, or parameters that leave no token
+            why = NOT_FINITE.format(len(sequence.tokens), str(self.model.dtype).removeprefix("torch."))
+            return self._end(sequence, "error", error=why + NO_TOKEN * sequence.parameters.changes_logits)
         p, text, taken, logprobs, reason, error = sequence.parameters, "", [], [], None, None
         ends = () if p.ignore_eos else self.model.config.eos
         for i, token in enumerate(tokens):
@@ -392,11 +395,6 @@ class Engine:
         if len(known) >= sequence.limit:
             return self._end(sequence, "length", (token,))
         return Output(sequence.id, (token,), "", (), None, None, sequence.prompt)
-
-    def _failed(self, sequence: Sequence) -> Output:
-        """Ends a request whose logits are not finite, or whose parameters leave no token."""
-        why = NOT_FINITE.format(len(sequence.tokens), str(self.model.dtype).removeprefix("torch."))
-        return self._end(sequence, "error", error=why + NO_TOKEN * sequence.parameters.changes_logits)
 
     @staticmethod
     def _logprobs(found: Logprobs, row: int, token: int, count: int) -> TokenLogprobs:

@@ -78,9 +78,6 @@ class Scheduler:
         self.slots = list(range(most_sequences))[::-1]
         self.preemptions = 0
 
-    def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
-
     def schedule(self, in_flight: bool = False, ahead: int = 0) -> list[Work] | None:
         """The next step's work, which is taken for done: ``computed`` counts it. None if a sequence must be preempted while a
         step is in flight: finish that one and ask again.
