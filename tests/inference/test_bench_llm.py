@@ -102,7 +102,13 @@ def test_requests_of_a_model_here(model):
             assert line.tokens == count and line.first > 0 and len(line.gaps) == count - 1
 
 
-def test_command(model, tmp_path, monkeypatch):
+@pytest.fixture
+def compiled(monkeypatch):
+    """Processes that start in the test do not interpret kernels."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+def test_command(model, tmp_path, monkeypatch, compiled):
     from weft.cli import app
     from weft.hardware import ceilings
 
@@ -134,7 +140,7 @@ def test_command(model, tmp_path, monkeypatch):
     (["--peer", "vlm"], "vllm"), (["--peer", "transformers", "--rate", "3"], "--rate inf"),
     (["--peer", "transformers", "--input", "3:4"], "pad"), (["--input", "200", "--output", "100"], "at most 256"),
 ])  # fmt: skip
-def test_what_is_wrong_is_named(model, words, message):
+def test_what_is_wrong_is_named(model, words, message, compiled):
     from weft.cli import app
 
     result = CliRunner().invoke(app, ["bench-llm", str(model[0]), "--device", "cpu", *words])

@@ -1,6 +1,7 @@
 """``weft serve --tensor-parallel 2``: one server over two processes, and the ``openai`` client."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -26,7 +27,7 @@ def model(tmp_path_factory):
 
 
 def others(process):
-    """Process ids of the ranks that a server started."""
+    """Process ids of the ranks that a server started, the first one first."""
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
@@ -48,7 +49,7 @@ def test_two_ranks_serve_what_one_generates(model, device):
     expected = [c.text for c in llm.generate(prompts, p)]
     server = Server(model, "--device", device, "--dtype", "fp32", "--cache-tokens", "4096", "--tensor-parallel", "2")
     try:
-        (rank,) = others(server.process)
+        _, rank = others(server.process)
         with ThreadPoolExecutor(24) as pool:
             found = list(pool.map(lambda text: server.client.completions.create(prompt=text, **asked), prompts))
         assert [f.choices[0].text for f in found] == expected
@@ -87,20 +88,84 @@ def test_two_ranks_serve_what_one_generates(model, device):
         server.process.kill()
 
 
+def gone(pids):
+    for _ in range(100):
+        if not any(map(alive, pids)):
+            return True
+        signal.sigtimedwait([], 0.1)
+    return False
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.long
-def test_no_rank_is_left(model, how):
-    server = Server(model, "--tensor-parallel", "2")
-    (rank,) = others(server.process)
+@pytest.mark.parametrize("ranks, how", [
+    (1, signal.SIGKILL), *(pytest.param(*each, marks=pytest.mark.long) for each in (
+        (1, signal.SIGTERM), (2, signal.SIGTERM), (2, signal.SIGKILL)
+    )),
+])  # fmt: skip
+def test_no_process_is_left(model, ranks, how):
+    server = Server(model, "--tensor-parallel", str(ranks))
+    started = others(server.process)
+    assert len(started) == ranks
     server.process.send_signal(how)
     _, errors = server.process.communicate(timeout=30)
-    assert errors == ""
-    for _ in range(100):
-        if not alive(rank):
-            return
-        signal.sigtimedwait([], 0.1)
-    raise AssertionError(f"process {rank} goes on")
+    assert errors == "" and gone(started)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_an_engine_that_is_killed_ends_the_server(model, ranks):
+    """Its requests end with an error, /health says so, and then the server ends with a word and a status."""
+    server = Server(model, "--tensor-parallel", str(ranks))
+    long = {"model": "tiny", "max_tokens": 200, "extra_body": {"ignore_eos": True}, "stream": True}
+    try:
+        started = others(server.process)
+        stream = iter(server.client.completions.create(prompt="is cut", n=8, **long))
+        next(stream)
+        os.kill(started[0], signal.SIGKILL)
+        with pytest.raises(openai.APIError, match=r"engine failed: .* ended.*, so the server ends$"):
+            list(stream)
+        health = server.root("/health")
+        assert health.status_code == 503 and "so the server ends" in health.json()["error"]["message"]
+        with pytest.raises(openai.InternalServerError, match="so the server ends"):
+            server.client.completions.create(model="tiny", prompt="x")
+        _, errors = server.process.communicate(timeout=30)
+        who = (
+            "the engine's process ended by signal SIGKILL; the server ends"
+            if ranks == 1
+            else "rank 0 ended by signal SIGKILL"
+        )
+        assert server.process.returncode == 1 and who in errors and "Traceback" not in errors, errors
+        assert gone(started)
+    finally:
+        server.process.kill()
+        server.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.long
+def test_ctrl_c_ends_the_processes(model):
+    """A terminal sends the signal to all of them, while the model loads and later."""
+    command = [sys.executable, "-m", "weft", "serve", str(model), "--port", "0", "--device", "cpu"]
+    for loaded in (True, False):
+        process = subprocess.Popen(
+            command,
+            env=plain_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        if loaded:
+            assert " at http://" in process.stdout.readline()
+        while not (started := others(process)):
+            signal.sigtimedwait([], 0.05)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+        assert "Traceback" not in errors and process.returncode in (130, -signal.SIGINT, 0), (
+            process.returncode,
+            errors,
+        )
+        assert gone(started)
 
 
 @pytest.mark.long

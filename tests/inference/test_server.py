@@ -312,7 +312,7 @@ def test_json_of_a_schema(server):
 
 
 def test_outputs_that_wait_come_together():
-    from weft.inference.engine import Output
+    from weft.inference.outputs import Output
     from weft.inference.server.driver import Failed, Request
 
     async def run(came):
@@ -331,3 +331,44 @@ def test_outputs_that_wait_come_together():
     assert asyncio.run(run([one, two])) == [Output("a", (1, 2, 3), "xyz", finish_reason="stop", prompt_tokens=4)]
     assert asyncio.run(run([one, one, wrong])) == [Output("a", (1, 1), "xx"), wrong]
     assert asyncio.run(run([one, failed])) == [one, failed]
+
+
+def test_text_and_grammars_beside_an_engine_that_has_tokens_alone(model):
+    """A stop text ends the engine's request too; a grammar is made while others go on, and not for clients that have left."""
+    from weft import LLM
+    from weft.inference.parameters import SamplingParameters
+    from weft.inference.server.driver import Driver
+
+    llm = LLM(model, device="cpu")
+    greedy = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
+    text = llm.generate("one two", SamplingParameters(**greedy))[0].text
+    stops = SamplingParameters(stop=(text[9:12],), **greedy)
+    expected = llm.generate("one two", stops)[0]
+    driver = Driver(llm.engine)
+    schema = SamplingParameters(json_schema={"enum": ["a"]}, max_tokens=40, temperature=0)
+    wrong = SamplingParameters(json_schema={"type": 7}, max_tokens=40)
+    prompt = llm.tokenizer.encode("one two")
+
+    async def all_of(parameters):
+        found = [output async for output in driver.outputs(prompt, parameters)]
+        return "".join(o.text for o in found), sum((o.token_ids for o in found), ()), found[-1].finish_reason
+
+    async def leave():
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(all_of(schema), 1e-4)
+
+    async def together():
+        return await asyncio.gather(*map(all_of, (stops, schema, wrong, stops)), return_exceptions=True)
+
+    try:
+        asyncio.run(leave())
+        one, json_text, refused, two = asyncio.run(together())
+        assert one == two == (expected.text, expected.token_ids, "stop")
+        assert json_text[0] == '"a"' and isinstance(refused, ValueError) and "json_schema" in str(refused)
+        end = time.monotonic() + 20
+        while llm.engine.busy():
+            assert time.monotonic() < end, "the engine goes on"
+            time.sleep(0.01)
+        assert driver.live == 0 and driver.stats.running == 0
+    finally:
+        driver.stop()

@@ -11,7 +11,7 @@ import tiny
 import torch
 
 import weft
-from weft.inference.engine import TokenLogprobs
+from weft.inference.outputs import TokenLogprobs
 from weft.inference.parameters import SamplingParameters
 from weft.inference.sampling import Row, sample
 from weft.inference.server.app import Choice, Text, make_app

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-WHERE = {"LLM": "llm", "Completion": "llm", "Engine": "engine", "Output": "engine", "SamplingParameters": "parameters"}
+WHERE = {"LLM": "llm", "Completion": "llm", "Engine": "engine", "Output": "outputs", "SamplingParameters": "parameters"}
 
 
 def __getattr__(name: str) -> Any:

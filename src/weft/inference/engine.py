@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft.inference.cache import ROOT, Blocks
 from weft.inference.model import Decoder, Pages
+from weft.inference.outputs import Output, Stats, TokenLogprobs
 from weft.inference.parallel import Ranks
 from weft.inference.parameters import SamplingParameters
 from weft.inference.runner import Runner
@@ -38,44 +39,6 @@ def without_modes() -> Iterator[None]:
     """Without the autocast and inference modes that a caller may be in: the engine has its own dtypes."""
     with torch.inference_mode(False), torch.autocast("cuda", enabled=False), torch.autocast("cpu", enabled=False):
         yield
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Natural log-probabilities, before temperature and penalties: of a token and of the best ones (token, log-probability)."""
-
-    token: int
-    logprob: float
-    best: tuple[tuple[int, float], ...]
-
-
-@dataclass(slots=True)
-class Output:
-    """What a step added to a request. ``finish_reason``: None, 'stop', 'length', 'abort' or 'error' (``error`` says why)."""
-
-    request_id: str
-    token_ids: tuple[int, ...] = ()
-    text: str = ""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: str | None = None
-    error: str | None = None
-    prompt_tokens: int = 0
-
-
-@dataclass
-class Stats:
-    """Counters since the start, and what there is now. ``cache_usage`` is a share, 0 … 1."""
-
-    running: int = 0
-    waiting: int = 0
-    cache_usage: float = 0.0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    preemptions: int = 0
-    prompt_tokens: int = 0
-    generated_tokens: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
 
 
 @dataclass
@@ -172,8 +135,11 @@ class Engine:
 
     # ---- requests ------------------------------------------------------------------------------------------------
 
-    def add(self, request_id: str, prompt: list[int], parameters: SamplingParameters, grammar: Any = None) -> None:
-        """Queues a request. ``grammar``: of its JSON schema, where the caller has made it already.
+    def add(
+        self, request_id: str, prompt: list[int], parameters: SamplingParameters, grammar: Any = None, text: bool = True
+    ) -> None:
+        """Queues a request. ``grammar``: of its JSON schema, where the caller has made it already. Without ``text`` its outputs
+        have tokens alone, and stop texts do not end it.
 
         Raises:
             ValueError: an id that is in use, no prompt, tokens out of range, a prompt that the model or the cache has no room
@@ -202,7 +168,7 @@ class Engine:
         sequence = Sequence(request_id, len(prompt), list(prompt), parameters, limit, seed, root)
         if parameters.repetition_penalty != 1:
             sequence.distinct = frozenset(prompt)
-        if parameters.stop or self.tokenizer is not None:
+        if text and (parameters.stop or self.tokenizer is not None):
             if self.tokenizer is None:
                 raise ValueError("argument 'stop' without a tokenizer; expected stop_token_ids")
             sequence.text = self.tokenizer.stream(parameters.stop)

@@ -11,8 +11,9 @@ import torch
 
 from weft.inference.checkpoint import Source
 from weft.inference.config import ModelConfig
-from weft.inference.engine import BESIDE_INVARIANT, BLOCK, Engine, EngineConfig, Output, TokenLogprobs, without_modes
+from weft.inference.engine import BESIDE_INVARIANT, BLOCK, Engine, EngineConfig, without_modes
 from weft.inference.model import Decoder, Pages
+from weft.inference.outputs import Output, TokenLogprobs
 from weft.inference.parameters import SamplingParameters
 from weft.inference.quantized import Quantise, Scheme
 from weft.inference.sources import open_model

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+from contextlib import closing
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from weft.console import Json, out, print_json, print_line, told
 from weft.inference.bench import figures
-from weft.inference.bench.load import Client, Http, InProcess, Load, run
+from weft.inference.bench.load import Client, Http, InProcess, Load, Timeline, run
 from weft.inference.server.command import CACHE_DTYPE, MODEL, QUANTIZE
 
 
@@ -80,14 +81,14 @@ def bench_llm(
 def _of_server(
     url: str, key: str | None, name: str | None, loads: list[Load], slo: figures.Slo | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    async def whole() -> tuple[str, list[dict[str, Any]]]:
+    async def whole() -> tuple[str, list[list[Timeline]]]:
         client = Http(url, key, name)
         async with client.http:
             found = await client.find_model()
-            return found, await _all(client, loads, slo, None)
+            return found, await _all(client, loads)
 
-    served, runs = asyncio.run(whole())
-    return {"model": served, "url": url}, runs
+    served, lines = asyncio.run(whole())
+    return {"model": served, "url": url}, _measured(loads, lines, slo, None)
 
 
 def _of_model(
@@ -101,46 +102,52 @@ def _of_model(
     from pathlib import Path
 
     from weft.hardware import ceilings
-    from weft.inference.llm import LLM
-    from weft.inference.model import Pages
     from weft.inference.server.driver import Driver
+    from weft.inference.server.team import EngineProcess
 
-    llm = LLM(model, **options)
-    engine = llm.engine
-    others = os.getloadavg()[0] if llm.device.type == "cpu" and hasattr(os, "getloadavg") else None
-    longest = max(load.input_tokens[1] + load.output_tokens[1] for load in loads)
-    if longest > engine.length:
-        raise ValueError(
-            f"--input and --output make {longest} tokens; expected at most {engine.length}, the room of model and cache"
-        )
-    stored = engine.config.cache_dtype or engine.model.dtype
-    token = Pages.bytes_per_token(engine.model.config, stored)
-    bound = figures.Bound.of(engine.model, token, ceilings.measure(llm.device.type, quick=True, say=told))
-    driver = Driver(engine, most_requests=max(load.requests for load in loads))
-    try:
-        runs = asyncio.run(_all(InProcess(driver), loads, slo, bound))
-    finally:
-        driver.stop()
+    with closing(EngineProcess({"folder": model, **options})) as engine:
+        engine.loaded()
+        facts = engine.facts
+        others = os.getloadavg()[0] if facts.device == "cpu" and hasattr(os, "getloadavg") else None
+        longest = max(load.input_tokens[1] + load.output_tokens[1] for load in loads)
+        if longest > facts.length:
+            raise ValueError(
+                f"--input and --output make {longest} tokens; expected at most {facts.length}, the room of model and cache"
+            )
+        driver = Driver(engine, most_requests=max(load.requests for load in loads))
+        try:
+            lines = asyncio.run(_all(InProcess(driver), loads))
+        finally:
+            driver.stop()
+    # now the engine's memory is free
+    bound = figures.Bound.of(facts, facts.token_bytes, ceilings.measure(facts.device, quick=True, say=told))
     about: dict[str, Any] = {
-        "model": Path(model).name, "device": llm.device.type, "dtype": str(engine.model.dtype).removeprefix("torch."),
-        "quantize": options["quantize"], "cache_dtype": str(stored).removeprefix("torch."),
+        "model": Path(model).name, "device": facts.device, "dtype": facts.dtype,
+        "quantize": options["quantize"], "cache_dtype": facts.cache_dtype,
         "load_average": others,  # of a CPU, before the run: what else ran on it
         "bound": {k: v if math.isfinite(v) else None for k, v in asdict(bound).items()},
     }  # fmt: skip
-    return about, runs
+    return about, _measured(loads, lines, slo, bound)
 
 
-async def _all(
-    client: Client, loads: list[Load], slo: figures.Slo | None, bound: figures.Bound | None
-) -> list[dict[str, Any]]:
+async def _all(client: Client, loads: list[Load]) -> list[list[Timeline]]:
     """Each load in turn, after a few requests that warm kernels up."""
     await run(client, replace(loads[0], requests=min(4, loads[0].requests), rate=math.inf, seed=loads[0].seed - 1))
     found = []
     for load in loads:
         rate = None if math.isinf(load.rate) else load.rate
         told(f"{load.requests} requests, {figures.rate_text(rate)}{'' if rate is None else ' a second'}")
-        lines = await run(client, load)
-        measured = figures.summary(lines, slo, bound, at_once=rate is None)
+        found.append(await run(client, load))
+    return found
+
+
+def _measured(
+    loads: list[Load], lines: list[list[Timeline]], slo: figures.Slo | None, bound: figures.Bound | None
+) -> list[dict[str, Any]]:
+    found = []
+    for load, each in zip(loads, lines, strict=True):
+        rate = None if math.isinf(load.rate) else load.rate
+        measured = figures.summary(each, slo, bound, at_once=rate is None)
         found.append({"load": {**asdict(load), "rate": rate}, "figures": measured})
     return found
 

@@ -103,10 +103,10 @@ class Client(Protocol):
 
 
 class InProcess:
-    """An engine of this process, through the server's driver."""
+    """An engine without HTTP, through the server's driver."""
 
     def __init__(self, driver: Any):
-        self.driver, self.vocabulary = driver, driver.engine.model.config.vocab_size
+        self.driver, self.vocabulary = driver, driver.facts.config.vocab_size
 
     async def tokens(self, prompt: list[int], count: int) -> AsyncIterator[int]:
         parameters, total = SamplingParameters(max_tokens=count, temperature=0, ignore_eos=True), 0

@@ -14,8 +14,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from weft.inference.engine import Output, TokenLogprobs
 from weft.inference.grammar import Grammar
+from weft.inference.outputs import Output, TokenLogprobs
 from weft.inference.parameters import SamplingParameters
 from weft.inference.server.driver import Driver, Failed, Overloaded
 from weft.inference.server.limits import Guard, encoded, problem
@@ -153,7 +153,7 @@ def make_app(
     async def completions(body: CompletionRequest, request: Request) -> Response:
         _check_model(body.model)
         body.check()
-        choices = await off_loop(lambda: _choices(body, body.prompts(tokenizer, driver.engine.length)))
+        choices = await off_loop(lambda: _choices(body, body.prompts(tokenizer, driver.facts.length)))
         return await _answer(body, choices, request, Text("cmpl-", "text_completion", model, tokenizer))
 
     @app.post("/v1/chat/completions")
@@ -161,22 +161,22 @@ def make_app(
         _check_model(body.model)
         body.check()
         choices = await off_loop(
-            lambda: _choices(body, [body.prompt_tokens(tokenizer, bool(body.add_special_tokens), driver.engine.length)])
+            lambda: _choices(body, [body.prompt_tokens(tokenizer, bool(body.add_special_tokens), driver.facts.length)])
         )
         return await _answer(body, choices, request, Chat("chatcmpl-", "chat.completion", model, tokenizer))
 
     @app.post("/tokenize")
     async def tokenize(body: TokenizeRequest) -> Response:
         _check_model(body.model)
-        tokens = await off_loop(lambda: body.tokens(tokenizer, driver.engine.length))
+        tokens = await off_loop(lambda: body.tokens(tokenizer, driver.facts.length))
         names = [tokenizer.token_text(t) for t in tokens] if body.return_token_strs else None
-        length = driver.engine.length
+        length = driver.facts.length
         return Json({"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": names})
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Response:
         _check_model(body.model)
-        return Json({"prompt": await off_loop(lambda: body.text(tokenizer, driver.engine.model.config.vocab_size))})
+        return Json({"prompt": await off_loop(lambda: body.text(tokenizer, driver.facts.config.vocab_size))})
 
     def _choices(body: Any, prompts: list[list[int]]) -> list[Choice]:
         """Of each prompt ``n``; those of one schema share what is made of it."""
@@ -189,7 +189,7 @@ def make_app(
         choices = [Choice(prompt, body.parameters(i)) for prompt in prompts for i in range(body.choices)]
         if (schema := choices[0].parameters.json_schema) is not None:
             try:
-                made = Grammar.of(tokenizer, driver.engine.model.config, schema)
+                made = Grammar.of(tokenizer, driver.facts.config, schema)
             except ValueError as error:
                 why = str(error).replace("argument 'json_schema'", f"argument '{body.schema_argument}'")
                 raise BadRequest(why, body.schema_argument) from None
@@ -203,7 +203,7 @@ def make_app(
             "object": "model",
             "created": begun,
             "owned_by": "weft",
-            "max_model_len": driver.engine.length,
+            "max_model_len": driver.facts.length,
         }
 
     def _check_model(name: str | None) -> None:
@@ -249,8 +249,7 @@ def make_app(
                 while item is not None:
                     index, output = item
                     if output.text or output.logprobs or output.finish_reason:
-                        chunk = form.chunk(index, choices[index], output)
-                        yield _event({**chunk, "usage": usage(choices)} if body.counts_in_chunks else chunk)
+                        yield form.event(index, choices, output, body.counts_in_chunks)
                     item = await anext(outputs, None)
                 if body.counts_in_stream:
                     yield _event({**form.head(".chunk"), "choices": [], "usage": usage(choices)})
@@ -262,48 +261,63 @@ def make_app(
         """Outputs of all choices as they come, noted in the choices and the metrics."""
         if len(choices) > driver.most_requests - driver.live:
             raise Overloaded(f"{driver.live} requests are in work or wait; this server takes {driver.most_requests}")
+        if len(choices) == 1:
+            async with aclosing(_noted(choices[0])) as outputs:
+                async for output in outputs:
+                    yield 0, output
+            return
         together: asyncio.Queue[tuple[int, Output | BaseException]] = asyncio.Queue()
 
         async def one(index: int, choice: Choice) -> None:
-            begin = last = time.perf_counter()
             try:
-                async with aclosing(driver.outputs(choice.prompt, choice.parameters, choice.grammar)) as outputs:
+                async with aclosing(_noted(choice)) as outputs:
                     async for output in outputs:
-                        now = time.perf_counter()
-                        if output.token_ids:
-                            (metrics.between if choice.tokens else metrics.first).observe(now - last)
-                            last = now
-                        choice.text += output.text
-                        choice.tokens += len(output.token_ids)
-                        choice.logprobs += output.logprobs
-                        choice.reason = output.finish_reason
-                        if output.finish_reason == "error":
-                            raise Unanswered(output.error or "no reason given")
                         together.put_nowait((index, output))
-                metrics.whole.observe(time.perf_counter() - begin)
-                metrics.prompt.observe(len(choice.prompt))
-                metrics.generated.observe(choice.tokens)
-                metrics.ended(choice.reason or "stop")
-            except asyncio.CancelledError:
-                metrics.ended("abort")
-                raise
-            except BaseException as error:
-                metrics.ended("error")
+            except Exception as error:
                 together.put_nowait((index, error))
 
         tasks = [asyncio.create_task(one(i, c)) for i, c in enumerate(choices)]
         try:
             while any(c.reason is None for c in choices) or not together.empty():
-                index, output = await together.get()
-                if isinstance(output, ValueError):
-                    raise BadRequest(str(output)) from None
-                if isinstance(output, BaseException):
-                    raise output
-                yield index, output
+                index, found = await together.get()
+                if isinstance(found, BaseException):
+                    raise found
+                yield index, found
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _noted(choice: Choice) -> AsyncGenerator[Output, None]:
+        """Outputs of a choice, noted in it and in the metrics."""
+        begin = last = time.perf_counter()
+        try:
+            async with aclosing(driver.outputs(choice.prompt, choice.parameters, choice.grammar)) as outputs:
+                async for output in outputs:
+                    now = time.perf_counter()
+                    if output.token_ids:
+                        (metrics.between if choice.tokens else metrics.first).observe(now - last)
+                        last = now
+                    choice.text += output.text
+                    choice.tokens += len(output.token_ids)
+                    choice.logprobs += output.logprobs
+                    choice.reason = output.finish_reason
+                    if output.finish_reason == "error":
+                        raise Unanswered(output.error or "no reason given")
+                    yield output
+            metrics.whole.observe(time.perf_counter() - begin)
+            metrics.prompt.observe(len(choice.prompt))
+            metrics.generated.observe(choice.tokens)
+            metrics.ended(choice.reason or "stop")
+        except (asyncio.CancelledError, GeneratorExit):
+            metrics.ended("abort")
+            raise
+        except ValueError as error:
+            metrics.ended("error")
+            raise BadRequest(str(error)) from None
+        except BaseException:
+            metrics.ended("error")
+            raise
 
     return Guard(app, key, most_bytes)
 
@@ -343,12 +357,30 @@ def usage(choices: list[Choice]) -> dict[str, int]:
     return {"prompt_tokens": prompts, "completion_tokens": made, "total_tokens": prompts + made}
 
 
+MARK = "\ue000a chunk's text\ue000"
+
+
 class Text:
     """The bodies of /v1/completions."""
 
     def __init__(self, prefix: str, kind: str, model: str, tokenizer: Tokenizer):
         self.id, self.kind, self.model, self.tokenizer = prefix + uuid.uuid4().hex, kind, model, tokenizer
         self.created = int(time.time())
+        self._around: dict[int, list[bytes]] = {}  # a chunk before and behind its text, by choice
+
+    def event(self, index: int, choices: list[Choice], output: Output, counts: bool) -> bytes:
+        """A chunk of a stream, as it is sent. Of one that has text alone, as most have, only that is encoded anew."""
+        choice = choices[index]
+        if output.finish_reason or output.logprobs or not output.text:
+            made = encoded(self.chunk(index, choice, output))
+        else:
+            if index not in self._around:
+                self._around[index] = encoded(self.chunk(index, choice, Output("", text=MARK))).split(encoded(MARK))
+            before, behind = self._around[index]
+            made = before + encoded(output.text) + behind
+        if counts:
+            made = made[:-1] + b',"usage":' + encoded(usage(choices)) + b"}"
+        return b"data: " + made + b"\n\n"
 
     def head(self, chunk: str = "") -> dict[str, Any]:
         return {"id": self.id, "object": self.kind, "created": self.created, "model": self.model}

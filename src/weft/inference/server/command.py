@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -41,51 +42,50 @@ def serve(
     tensor_parallel: Annotated[int, typer.Option(min=1, help=TENSOR_PARALLEL)] = 1,
 ) -> None:
     """Serve a model under OpenAI's HTTP API. SIGTERM and Ctrl-C let running requests end, for at most 30 s."""
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn
-    except ModuleNotFoundError as missing:
-        message = (
-            f"weft serve needs FastAPI, uvicorn and prometheus-client, and {missing.name} is not installed: "
-            "pip install 'weft[gpu,inference,serve]'"
-        )
-        raise ModuleNotFoundError(message, name=missing.name) from missing
-    from weft.inference.llm import LLM
-    from weft.inference.server.app import make_app
-    from weft.inference.server.driver import Driver
-    from weft.inference.server.team import follow, team
+    for package in ("fastapi", "prometheus_client", "uvicorn"):  # imported while the model loads
+        if find_spec(package) is None:
+            message = (
+                f"weft serve needs FastAPI, uvicorn and prometheus-client, and {package} is not installed: "
+                "pip install 'weft[gpu,inference,serve]'"
+            )
+            raise ModuleNotFoundError(message, name=package)
+    from weft.inference.server.team import EngineProcess
 
-    with contextlib.ExitStack() as stack:
-        others = stack.enter_context(team(tensor_parallel)) if tensor_parallel > 1 else None
-        # the address is taken before the model is loaded, which may take minutes; clients are let in after it
-        socket = stack.enter_context(bind(host, port)) if tensor_parallel == 1 or others is not None else None
-        llm = LLM(
-            folder, device=device, dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, max_length=max_length,
-            cache_tokens=cache_tokens, batch_invariant=batch_invariant, memory=memory, tensor_parallel=tensor_parallel,
-            draft=draft,
-        )  # fmt: skip
-        ranks = llm.engine.exchange
-        if socket is None:  # of another rank than the first
-            if ranks is not None:
-                follow(llm.engine, ranks)
+    arguments = {
+        "folder": folder, "device": device, "dtype": dtype, "quantize": quantize, "cache_dtype": cache_dtype,
+        "max_length": max_length, "cache_tokens": cache_tokens, "batch_invariant": batch_invariant, "memory": memory,
+        "tensor_parallel": tensor_parallel, "draft": draft,
+    }  # fmt: skip
+    if tensor_parallel > 1:
+        from weft.comm.ranks import started
+        from weft.inference.server.worker import work
+
+        if (who := started()) is not None and who.rank:
+            work(arguments, None)
             return
-        if others is not None and ranks is not None:
-            others.link(ranks)
+    with contextlib.ExitStack() as stack:
+        # the address is taken before the model is loaded, which may take minutes; clients are let in after it
+        socket = stack.enter_context(bind(host, port))
+        engine = stack.enter_context(contextlib.closing(EngineProcess(arguments, tensor_parallel)))
+        import uvicorn
+
+        from weft.inference.server.app import make_app
+        from weft.inference.server.driver import Driver
+
+        engine.loaded()
         served = name or Path(folder).resolve().name
-        driver = Driver(llm.engine, most_requests, repeat=None if others is None else others.repeat)
-        application = make_app(driver, llm.tokenizer, served, key=api_key, most_bytes=most_bytes)
+        driver = Driver(engine, most_requests)
+        application = make_app(driver, engine.facts.tokenizer, served, key=api_key, most_bytes=most_bytes)
         listen(socket, host, port)
         bound = socket.getsockname()
         address = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
         out.print(f"{served} at http://{address}:{bound[1]}/v1", soft_wrap=True)
         settings = uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=30, lifespan="on")
         server = uvicorn.Server(settings)
-        if others is not None:
-            others.guard(driver, lambda: setattr(server, "should_exit", True))
+        engine.on_loss = lambda: setattr(server, "should_exit", True)
         server.run(sockets=[socket])
-    if others is not None and others.lost:
-        os._exit(1)  # a thread may wait for the lost rank for ever
+    if engine.lost:
+        os._exit(1)
 
 
 def bind(host: str, port: int) -> socket.socket:

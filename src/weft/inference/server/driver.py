@@ -1,21 +1,23 @@
-"""``Driver``: one thread steps the engine; requests come from an event loop and get their outputs there."""
+"""``Driver``: requests come from an event loop, go to an engine in another process or thread, and get their outputs there."""
 
 import asyncio
 import contextlib
 import itertools
-import queue
 import sys
-import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import replace
-from typing import Any
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
 
-from weft.inference.engine import Engine, Output, Stats
+from weft.inference.outputs import Output, Stats
 from weft.inference.parameters import SamplingParameters
+from weft.inference.server.team import EngineProcess
+from weft.inference.server.worker import STOPPING, InThread, Report
+from weft.inference.tokenizer import TextStream
 
-RANK_ENDED = "a rank of the server ended or failed, so the server ends"  # what clients of several ranks read
-SWITCH_S = 2e-4  # how long the engine waits for a busy event loop when it comes back from the device; Python has 5e-3
+if TYPE_CHECKING:
+    from weft.inference.engine import Engine
+
+SWITCH_S = 2e-4  # how long a thread that has outputs waits for a busy event loop; Python has 5e-3
 
 
 class Overloaded(Exception):
@@ -62,36 +64,26 @@ class Driver:
     """Runs an engine for many clients.
 
     Args:
-        engine: driven by this thread alone from now on.
+        engine: in another process, or of this one, where it gets a thread.
         most_requests: that are in the engine at once, running or waiting; ``Overloaded`` beyond.
-        repeat: called before each step with the calls of the engine since the last one, for ranks that make them too;
-            ``["add", id, prompt, parameters]`` or ``["abort", id]``, and with None at the end. They cannot follow a step that
-            raises: the engine is given up then.
     """
 
-    FAULTS = 3  # steps in a row that raise, after which the engine is given up
-
-    def __init__(
-        self, engine: Engine, most_requests: int = 1024,
-        repeat: Callable[[list[list[Any]] | None], None] | None = None,
-    ):  # fmt: skip
-        self.engine, self.most_requests, self.repeat = engine, most_requests, repeat
+    def __init__(self, engine: "EngineProcess | Engine", most_requests: int = 1024):
+        self.engine = engine if isinstance(engine, EngineProcess) else InThread(engine)
+        self.facts = self.engine.facts
+        self.most_requests = most_requests
         self.failure: str | None = None
         self.fault = ""  # what the last step that raised said
-        self.stats: Stats = engine.stats
-        self._live: dict[str, Request] = {}  # of the thread
-        self._calls: list[list[Any]] = []  # to be repeated
-        self._count = 0  # of the event loop: what was sent and has not ended
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.stats = Stats()
+        self._live: dict[str, Request] = {}
         self._ids = itertools.count()
         sys.setswitchinterval(SWITCH_S)
-        self._thread = threading.Thread(target=self._run, name="weft-engine", daemon=True)
-        self._thread.start()
+        self.engine.start(self)
 
     @property
     def live(self) -> int:
         """Requests that have not ended."""
-        return self._count
+        return len(self._live)
 
     async def outputs(
         self, prompt: list[int], parameters: SamplingParameters, grammar: Any = None
@@ -105,101 +97,60 @@ class Driver:
         """
         if self.failure:
             raise Failed(self.failure)
-        if self._count >= self.most_requests:
-            raise Overloaded(f"{self._count} requests are in work or wait; this server takes {self.most_requests}")
+        if self.live >= self.most_requests:
+            raise Overloaded(f"{self.live} requests are in work or wait; this server takes {self.most_requests}")
         request = Request(f"request-{next(self._ids)}", asyncio.get_running_loop())
-        self._count += 1
+        text = None if self.facts.tokenizer is None else self.facts.tokenizer.stream(parameters.stop)
+        ends = {*parameters.stop_token_ids, *(() if parameters.ignore_eos else self.facts.config.eos)}
+        self._live[request.id] = request
         ended = False
-        self._commands.put(lambda: self._add(request, prompt, parameters, grammar))
         try:
-            while not ended:
+            self.engine.put(("add", request.id, prompt, parameters, grammar))
+            if self.failure:  # since it was looked at
+                raise Failed(self.failure)
+            while True:
                 output = await request.get()
                 if isinstance(output, Exception):
                     ended = True
                     raise output
-                ended = output.finish_reason is not None
+                ended, output.prompt_tokens = output.finish_reason is not None, len(prompt)
+                if text is not None:
+                    write(output, text, ends)
                 yield output
+                if output.finish_reason is not None:
+                    return
         finally:
-            self._count -= 1
+            del self._live[request.id]
             if not ended:
-                self._commands.put(lambda: self._abort(request.id))
+                self.engine.put(("abort", request.id))
 
     def stop(self) -> None:
-        """Ends the thread after its step; requests that are left end with an error."""
-        self._commands.put(None)
-        self._thread.join(timeout=1 if self.failure else 30)
+        """Ends the engine after its step; requests that are left end with an error."""
+        self.engine.stop(1 if self.failure else 30)
+        self.failure = self.failure or STOPPING
 
-    def lose(self) -> None:
-        """Gives the engine up from outside of the thread, whose step may never end; requests end with an error."""
-        self.failure = RANK_ENDED
-        self._give([(request, Failed(RANK_ENDED)) for request in list(self._live.values())])
+    def lose(self, why: str) -> None:
+        """Gives the engine up, whose step may never end; requests end with an error. From any thread."""
+        self.report(Report([], self.stats, why, self.fault))
 
-    # ---- in the thread -------------------------------------------------------------------------------------------
-
-    def _add(self, request: Request, prompt: list[int], parameters: SamplingParameters, grammar: Any) -> None:
-        if self.failure:
-            self._give([(request, Failed(self.failure))])
-            return
-        try:
-            self.engine.add(request.id, prompt, parameters, grammar)
-        except ValueError as error:
-            self._give([(request, error)])
-        except Exception as error:  # whatever it is, it belongs to this request alone
-            self._give([(request, Failed(f"{type(error).__name__}: {error}"))])
-        else:
-            self._live[request.id] = request
-            if self.repeat is not None:
-                self._calls.append(["add", request.id, prompt, vars(parameters)])
-
-    def _abort(self, name: str) -> None:
-        self._live.pop(name, None)
-        self.engine.abort(name)
-        if self.repeat is not None:
-            self._calls.append(["abort", name])
-
-    def _run(self) -> None:
-        faults = 0
-        while True:
-            try:
-                if not self._take():
-                    break
-                if self.failure is None and self.engine.busy():
-                    if self.repeat is not None:
-                        calls, self._calls = self._calls, []
-                        self.repeat(calls)
-                    self._give([found for output in self.engine.step() if (found := self._addressed(output))])
-                    faults = 0
-            except Exception as error:  # whatever a step raises ends those in work, and the server goes on
-                faults += 1
-                self.fault = f"{type(error).__name__}: {error}"
-                ranks = self.repeat is not None
-                self._fail(RANK_ENDED if ranks else self.fault, ranks or faults >= self.FAULTS)
-            self.stats = replace(self.engine.stats)
-        self._fail("the server is stopping", for_good=True)
-        if self.repeat is not None:
-            self.repeat(None)
-
-    def _take(self) -> bool:
-        """Runs what the event loop sent; waits for something where the engine has nothing to do. False at the end."""
-        waits = not self.engine.busy() or self.failure is not None
-        while True:
-            try:
-                command = self._commands.get(block=waits)
-            except queue.Empty:
-                return True
-            if command is None:
-                return False
-            waits = False
-            command()
-
-    def _addressed(self, output: Output) -> tuple[Request, Output | Exception] | None:
-        """An output with its request; None for one that has gone."""
-        request = self._live.get(output.request_id)
-        if request is None:
-            return None
-        if output.finish_reason is not None:
-            del self._live[output.request_id]
-        return request, output
+    def report(self, report: Report) -> None:
+        """Takes what a step gave, in the thread in which that comes."""
+        self.stats, self.fault = report.stats, report.fault
+        found: list[tuple[Request, Output | Exception]] = []
+        for output in report.outputs:
+            request = self._live.get(output.request_id)
+            if request is None:  # its client has left
+                continue
+            if output.finish_reason == "refused":
+                found.append((request, ValueError(output.error)))
+            elif output.finish_reason == "failed":
+                found.append((request, Failed(output.error)))
+            else:
+                found.append((request, output))
+        if report.failure and not self.failure:
+            self.failure = report.failure
+            found += [(request, Failed(report.failure)) for request in list(self._live.values())]
+        self._give(found)
 
     @staticmethod
     def _give(found: list[tuple[Request, Output | Exception]]) -> None:
@@ -210,18 +161,20 @@ class Driver:
             with contextlib.suppress(RuntimeError):  # the loop has ended, and who waited with it
                 loop.call_soon_threadsafe(_put, mine)
 
-    def _fail(self, why: str, for_good: bool) -> None:
-        live, self._live = self._live, {}
-        if for_good:
-            self.failure = why
-        self._give([(request, Failed(why)) for request in live.values()])
-        for name in live:
-            try:
-                self.engine.abort(name)
-            except Exception as error:
-                self.failure = f"{type(error).__name__}: {error}"
-
 
 def _put(found: list[tuple[Request, Output | Exception]]) -> None:
     for request, what in found:
         request.put(what)
+
+
+def write(output: Output, text: TextStream, ends: set[int]) -> None:
+    """Gives an output the text of its tokens, but for those that end a request. A stop text ends it ahead of the engine."""
+    for i, token in enumerate(output.token_ids, 1):
+        if token not in ends:
+            output.text += text.add(token)
+            if text.stopped:
+                output.token_ids, output.logprobs = output.token_ids[:i], output.logprobs[:i]
+                output.finish_reason = "stop"
+                break
+    if output.finish_reason is not None:
+        output.text += text.finish()

@@ -1,201 +1,247 @@
-"""Commands on several ranks. Without a launcher rank 0 starts the others itself, with its own command line. Of ``weft serve``
-it has the HTTP server and sends the others each step's calls, which they repeat. A rank that fails, ends the job.
+"""Commands on several processes. Those of ``weft serve`` are the engine's, one a rank, and this process has HTTP and text. Of
+other commands with several ranks this process is rank 0 and starts the others with its own command line. A process that fails
+ends the job.
 """
 
 import contextlib
 import json
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import IO, Any
 
-from weft.comm import ranks as launched
-from weft.comm.worker import end_with_parent
-from weft.inference.engine import Engine
-from weft.inference.parallel import Ranks
-from weft.inference.parameters import SamplingParameters
-from weft.inference.server.driver import Driver
+from weft.inference.server.worker import RANK_ENDED, Call, Facts, unpacked
 
 LOOK_S = 0.2
-GRACE_S = 10.0  # for requests to get their errors, and for ranks to end
-KEY = "serve/link"  # of the store
-Started = list[tuple["subprocess.Popen[bytes]", IO[bytes]]]  # ranks 1 …, and what they wrote as errors
+LOAD_GRACE_S = 5.0  # for rank 0 to say itself what keeps the model from being loaded
+GRACE_S = 10.0  # for requests to get their errors, and for processes to end
+ENGINE_ENDED = "the engine's process ended, so the server ends"  # what clients read
 
 
 class Team:
-    """Rank 0's view of the others.
+    """Processes that this one starts and that end with it.
 
     Args:
-        started: processes that this one started.
+        ranks: of the job.
     """
 
-    def __init__(self, started: Started):
-        self.started = started
-        self.links: list[Connection] = []  # of ranks 1 …
-        self.driver: Driver | None = None
-        self.lost: str | None = None  # why the server ends
-        self.on_loss: Callable[[], None] = lambda: None
+    def __init__(self, ranks: int):
+        self.ranks = ranks
+        self.started: dict[int, tuple[subprocess.Popen[bytes], IO[bytes] | None]] = {}  # rank: and its errors
+        self.lost: str | None = None  # why the job ends
         self._ended = threading.Event()
+
+    def launch(self, rank: int, command: list[str], link: Connection | None = None) -> None:
+        """Starts a rank. With a ``link`` to it, what it writes as errors is this process's."""
+        env = os.environ | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if self.ranks > 1 else {})
+        said = tempfile.TemporaryFile() if link is None else None  # noqa: SIM115, is read when the process has ended
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
+            pass_fds=() if link is None else (link.fileno(),), start_new_session=True,  # a terminal's Ctrl-C is for this one
+        )  # fmt: skip
+        self.started[rank] = (process, said)
+
+    def watch(self) -> None:
         threading.Thread(target=self._watch, name="weft-team", daemon=True).start()
 
-    def link(self, ranks: Ranks) -> None:
-        """Waits for the other ranks' connections."""
-        key, host = secrets.token_bytes(32), os.environ.get("MASTER_ADDR", "127.0.0.1")
-        with Listener((host, 0), backlog=ranks.ranks, authkey=key) as listener:
-            address: Any = listener.address
-            ranks.store.set(KEY, json.dumps([address[0], address[1], key.hex()]))
-            found = {}
-            for _ in range(1, ranks.ranks):
-                link = listener.accept()
-                _at_once(link)
-                found[json.loads(link.recv_bytes())] = link
-        self.links = [found[r] for r in range(1, ranks.ranks)]
-
-    def repeat(self, calls: list[list[Any]] | None) -> None:
-        """Has the other ranks make the same calls of their engines, and then a step; None ends them."""
-        if calls is None:
-            self._ended.set()
-        message = json.dumps(calls).encode()
-        for link in self.links:
-            with contextlib.suppress(OSError) if calls is None else contextlib.nullcontext():
-                link.send_bytes(message)
-
-    def guard(self, driver: Driver, on_loss: Callable[[], None]) -> None:
-        """From now on a rank that ends gives the engine up and calls ``on_loss``, which has a while to end this process."""
-        self.driver, self.on_loss = driver, on_loss
-
-    def end(self) -> None:
-        """Ends the processes that were started here; those that the server ran with have a while to end themselves."""
+    def end(self, seconds: float = 0.0) -> None:
+        """Ends the processes; they have a while to end themselves."""
         self._ended.set()
-        until = time.monotonic() + (GRACE_S if self.links else 0)
-        for process, said in self.started:
+        until = time.monotonic() + seconds
+        for process, said in self.started.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(until - time.monotonic(), 0.01))
             process.kill()
-            said.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a device may hold it for a while
+                process.wait(5.0)
+            if said is not None:
+                said.close()
+
+    def failed(self) -> str | None:
+        """Why the job cannot go on though no process has ended."""
+        return None
+
+    def grace(self) -> float:
+        """Seconds in which this process may say the cause itself."""
+        return 1.0
+
+    def give_up(self) -> None:
+        """Before this process ends."""
 
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_S):
-            why, driver = self._lost(), self.driver
-            failed = driver and driver.failure and (driver.fault or driver.failure)
-            if why is None and not failed:
+            if (self.dead() or self.failed()) is None:
                 continue
-            if self._ended.wait(1.0):  # this rank says the cause itself
+            if self._ended.wait(self.grace()):
                 return
-            why = self._lost() or f"rank 0: {failed}"  # a rank that ends may fail the others' step before it is missed
-            self.lost = why
-            sys.stderr.write(f"weft: {why}; the other ranks end too\n")
+            self.lost = self.dead() or self.failed()  # a rank that ends may fail the others' step before it is missed
+            sys.stderr.write(f"weft: {self.lost}; the {'other ranks end' if self.ranks > 1 else 'server ends'} too\n")
             sys.stderr.flush()
-            for process, _ in self.started:
+            for process, _ in self.started.values():
                 process.kill()
-            if self.driver is not None:
-                self.driver.lose()
-                self.on_loss()
-                time.sleep(GRACE_S)
-            os._exit(1)  # this rank may wait for another one in a collective
+            self.give_up()
+            os._exit(1)  # this process may wait for another one in a collective
 
-    def _lost(self) -> str | None:
-        """Which rank has ended, and what it said last."""
-        for rank, (process, said) in enumerate(self.started, 1):
+    def dead(self) -> str | None:
+        """Which process has ended, and what it said last."""
+        for rank, (process, said) in self.started.items():
             if status := process.poll():
                 how = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-                said.seek(0)
-                last = said.read().decode(errors="replace").strip().splitlines()[-1:]
-                return f"rank {rank} ended {how}" + "".join(f": {line}" for line in last)
-        for rank, link in enumerate(self.links, 1):
-            try:
-                ended = link.poll()  # the others send nothing
-            except OSError:
-                ended = True
-            if ended:
-                return f"rank {rank} ended"
+                last: list[str] = []
+                if said is not None:
+                    said.seek(0)
+                    last = said.read().decode(errors="replace").strip().splitlines()[-1:]
+                who = f"rank {rank}" if self.ranks > 1 else "the engine's process"
+                return f"{who} ended {how}" + "".join(f": {line}" for line in last)
         return None
 
 
+class EngineProcess(Team):
+    """An engine in processes of its own, one a rank, as a :class:`~weft.inference.server.driver.Driver` takes it.
+
+    Args:
+        arguments: of :class:`weft.LLM`.
+        ranks: of the job.
+    """
+
+    def __init__(self, arguments: dict[str, Any], ranks: int = 1):
+        super().__init__(ranks)
+        self.link, theirs = Pipe()
+        self._sends = threading.Lock()
+        self._reader: threading.Thread | None = None
+        self.driver: Any = None
+        self.on_loss: Callable[[], None] = lambda: None
+        here = 1
+        if ranks > 1:
+            from weft.comm import ranks as launched
+
+            if launched.started() is None:
+                here = ranks
+                self._store, env = _job(ranks)
+                os.environ |= env
+        for rank in range(here):
+            link = theirs if rank == 0 else None
+            number = "-1" if link is None else str(link.fileno())
+            self.launch(rank, ["weft.inference.server.worker", number, json.dumps(arguments)], link)
+        theirs.close()
+        self.watch()
+
+    def loaded(self) -> None:
+        """Waits for the model.
+
+        Raises:
+            what kept it from being loaded.
+            ChildProcessError: the process ended without a word.
+        """
+        try:
+            found = self.link.recv()
+        except EOFError:
+            self.started[0][0].wait(GRACE_S)
+            why = self.dead() or "the engine's process ended"
+            raise ChildProcessError(f"{why} while it loaded the model") from None
+        if isinstance(found, Exception):
+            raise found
+        self.facts: Facts = found
+
+    def close(self) -> None:
+        """Ends the processes, one that loads a model at once."""
+        self.put(None)
+        self.end(0.0 if self._reader is None else GRACE_S)
+        self.link.close()
+
+    # ---- of the driver -------------------------------------------------------------------------------------------
+
+    def start(self, driver: Any) -> None:
+        """Gives the driver reports from now on."""
+
+        def receive() -> None:
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    driver.report(unpacked(self.link.recv()))
+            if not self._ended.is_set():
+                driver.lose(RANK_ENDED if self.ranks > 1 else ENGINE_ENDED)
+
+        self.driver, self._reader = driver, threading.Thread(target=receive, name="weft-engine", daemon=True)
+        self._reader.start()
+
+    def put(self, call: Call) -> None:
+        if call is not None and call[0] == "add":
+            call = call[:4]  # a grammar is made again there
+        with self._sends, contextlib.suppress(OSError):  # if it has ended, the reader says so
+            self.link.send(call)
+
+    def stop(self, seconds: float) -> None:
+        self._ended.set()
+        self.put(None)
+        if self._reader is not None:
+            self._reader.join(seconds)
+
+    # ---- of the watch --------------------------------------------------------------------------------------------
+
+    def failed(self) -> str | None:
+        """Several ranks cannot follow a step that raised."""
+        d = self.driver
+        return f"rank 0: {d.fault or d.failure}" if self.ranks > 1 and d is not None and d.failure else None
+
+    def grace(self) -> float:
+        return LOAD_GRACE_S if self.driver is None else 1.0
+
+    def give_up(self) -> None:
+        if self.driver is not None:
+            self.driver.lose(RANK_ENDED if self.ranks > 1 else ENGINE_ENDED)
+            self.on_loss()
+            time.sleep(GRACE_S)
+
+
 @contextlib.contextmanager
-def team(ranks: int) -> Iterator[Team | None]:
-    """The team of a job that a launcher started, or whose other processes start here; None on ranks but the first."""
+def team(ranks: int) -> Iterator[None]:
+    """A job of which this process is a rank: one that a launcher started, or whose other processes start here."""
+    from weft.comm import ranks as launched
+    from weft.comm.worker import end_with_parent
+
     who = launched.started()
-    if who is not None and who.by == "weft":
-        end_with_parent(signal.SIGKILL)
-    if who is not None and who.rank:
-        yield None
+    if who is not None:
+        if who.by == "weft":
+            end_with_parent(signal.SIGKILL)
+        yield
         return
-    store, started = _start(ranks) if who is None else (None, [])
-    made = Team(started)
+    import torch
+
+    store, env = _job(ranks)
+    os.environ |= env | {"RANK": "0", "LOCAL_RANK": "0"}
+    torch.set_num_threads(int(env.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    made = Team(ranks)
+    for rank in range(1, ranks):
+        made.launch(rank, ["weft", *sys.argv[1:]])
+    made.watch()
     try:
-        yield made
+        yield
     finally:
         made.end()
         del store  # is there until the end
 
 
-def _start(ranks: int) -> tuple[Any, Started]:
-    """Starts ranks 1 … of a job whose rank 0 is this process, with its own command line; and the job's store."""
+def _job(ranks: int) -> tuple[Any, dict[str, str]]:
+    """The store of a job of this machine, and the environment of its ranks."""
     import torch
     import torch.distributed as dist
 
-    if "OMP_NUM_THREADS" not in os.environ:  # ranks share this machine's cores
-        threads = max(1, torch.get_num_threads() // ranks)
-        torch.set_num_threads(threads)
-        os.environ["OMP_NUM_THREADS"] = str(threads)
+    from weft.comm import ranks as launched
+
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    os.environ |= {
+    env = {
         launched.STARTED_BY_WEFT: "serve", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": str(ranks), "RANK": "0", "LOCAL_RANK": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": str(ranks),
     }  # fmt: skip
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one machine, whose name need not resolve
-    found: Started = []
-    for r in range(1, ranks):
-        said = tempfile.TemporaryFile()  # noqa: SIM115, is read when the process has ended
-        process = subprocess.Popen(
-            [sys.executable, "-m", "weft", *sys.argv[1:]], env=os.environ | {"RANK": str(r), "LOCAL_RANK": str(r)},
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said,
-        )  # fmt: skip
-        found.append((process, said))
-    return store, found
-
-
-def follow(engine: Engine, ranks: Ranks) -> None:
-    """Makes the calls that rank 0 sends until it sends its last one.
-
-    Raises:
-        ConnectionError: rank 0 ended without one.
-    """
-    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 says when
-        signal.signal(number, signal.SIG_IGN)
-    ranks.store.wait([KEY])
-    host, port, key = json.loads(ranks.store.get(KEY))
-    with Client((host, port), authkey=bytes.fromhex(key)) as link:
-        link.send_bytes(json.dumps(ranks.rank).encode())
-        while True:
-            try:
-                calls = json.loads(link.recv_bytes())
-            except EOFError:
-                raise ConnectionError("rank 0 of the server has ended") from None
-            if calls is None:
-                return
-            for call, name, *more in calls:
-                if call == "add":
-                    prompt, parameters = more
-                    if biases := parameters["logit_bias"]:  # whose keys JSON made texts
-                        parameters["logit_bias"] = {int(token): value for token, value in biases.items()}
-                    engine.add(name, prompt, SamplingParameters(**parameters))
-                else:
-                    engine.abort(name)
-            engine.step()
-
-
-def _at_once(link: Connection) -> None:
-    """Small messages do not wait for the receipt of earlier ones."""
-    with socket.socket(fileno=os.dup(link.fileno())) as same:
-        same.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if "OMP_NUM_THREADS" not in os.environ:  # ranks share this machine's cores
+        env["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // ranks))
+    if sys.platform == "linux" and "GLOO_SOCKET_IFNAME" not in os.environ:
+        env["GLOO_SOCKET_IFNAME"] = "lo"  # one machine, whose name need not resolve
+    return store, env
