@@ -11,6 +11,7 @@ from torch import Tensor
 
 from weft import ops
 from weft.inference.checkpoint import Source, finite
+from weft.operators.linear import few_rows
 
 # T tokens, N outputs, K inputs
 
@@ -56,6 +57,7 @@ class Dense(Linear):
     def __init__(self, weight: Tensor, bias: Tensor | None = None):
         self.weight, self.bias = weight, bias
         self.gpu = weight.is_cuda
+        self.most = few_rows.most_rows(weight) if self.gpu else 0  # tokens that `fused` takes
 
     @property
     def bytes(self) -> int:
@@ -70,8 +72,8 @@ class Dense(Linear):
     def fused(
         self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None, gated: bool = False
     ) -> Tensor | None:
-        """Of one token on a GPU, else None."""
-        if not self.gpu or x.shape[0] > 1:
+        """Of few tokens on a GPU, else None."""
+        if x.shape[0] > self.most:
             return None
         weight, eps = norm or (None, 0.0)
         activation = "swiglu" if gated else None

@@ -10,6 +10,7 @@ from weft import ops, registry
 from weft.operators.launch import early_start
 from weft.operators.linear import gemv
 from weft.operators.linear.activations import of
+from weft.operators.linear.reference import composed
 
 pytestmark = pytest.mark.device
 
@@ -22,6 +23,10 @@ def exact(x, w, norm=None, bias=None, residual=None, gated=False):
         gate, up = y.chunk(2, -1)
         y = F.silu(gate) * up
     return y if residual is None else y + residual
+
+
+def normed(x, norm):
+    return x if norm is None else F.rms_norm(x.double(), x.shape[-1:], norm.double(), 1e-6)
 
 
 @pytest.mark.share(3)
@@ -42,6 +47,12 @@ def test_programs_take_any_rows_and_groups(m, config):
         torch.testing.assert_close(y.double(), exact(x, w, norm, bias, residual, gated), rtol=1e-5, atol=1e-4)
 
 
+FEW = [
+    (1, 33, 136, None), (2, 4096, 14336, None), (3, 1152, 896, None), (5, 4864, 896, "swiglu"), (8, 2050, 8200, None),
+    (8, 700, 3584, "geglu"), (11, 64, 4096, None), (16, 1030, 2048, "relu"),
+]  # fmt: skip
+
+
 def test_a_row_is_rounded_once():
     x, w, norm, residual = (
         random(*size, dtype=torch.float16, seed=i) for i, size in enumerate(((1, 512), (64, 512), (512,), (1, 64)))
@@ -49,6 +60,25 @@ def test_a_row_is_rounded_once():
     got = registry.get("norm_linear").find("triton").function(x, w, norm, None, residual)
     want = exact(x, w, norm, None, residual)
     assert ((got.double() - want).abs() <= 2.0**-11 * 1.01 * want.abs() + 1e-4).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("m", "n", "k", "activation"), FEW)
+@pytest.mark.parametrize("strided", [False, True])
+def test_tensor_cores_have_one_rounding_and_equal_bits(m, n, k, activation, strided, dtype):
+    """x's product with the norm's weight is rounded too, at random: less than the one rounding of the sum."""
+    rows = 2 * n if of(activation).gated else n
+    sizes = ((m, k + 8 * strided), (rows, k + 8 * strided), (k,), (rows,), (m, n + strided))
+    x, w, norm, bias, residual = (random(*size, dtype=dtype, seed=i) for i, size in enumerate(sizes))
+    x, w, residual = x[:, :k], w[:, :k] * k**-0.5 if not strided else w.mul_(k**-0.5)[:, :k], residual[:, :n]
+    cuda = registry.get("norm_linear").find("cuda").function
+    for options in ((norm, bias, residual), (None, None, residual), (norm, None, None)):
+        got = cuda(x, w, *options, activation=activation)
+        others = (None if t is None else t.double() for t in options[1:])
+        want = composed(normed(x, options[0]).double(), w.double(), *others, activation)
+        assert (got.double() - want).abs().max() <= torch.finfo(dtype).eps * want.abs().max()
+        assert all(torch.equal(got, cuda(x, w, *options, activation=activation)) for _ in range(3))
 
 
 def test_gradients_are_pytorchs():
@@ -63,8 +93,9 @@ MODELS = [(2048, 3072, 8192, 4), (4096, 6144, 14336, 2), (896, 1152, 4864, 8), (
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("m", [1, 3, 8, 16])
 @pytest.mark.parametrize(("hidden", "qkv", "width", "layers"), MODELS)
-def test_a_graph_of_early_starts_has_the_bits_of_launches_one_after_another(hidden, qkv, width, layers):
+def test_a_graph_of_early_starts_has_the_bits_of_launches_one_after_another(hidden, qkv, width, layers, m):
     def weight(n, k, seed):
         return random(n, k, dtype=torch.bfloat16, seed=seed) * k**-0.5
 
@@ -79,14 +110,14 @@ def test_a_graph_of_early_starts_has_the_bits_of_launches_one_after_another(hidd
             h = ops.norm_linear(ops.norm_linear(h, gate_up, norm, activation="swiglu"), down, residual=h)
         return h
 
-    x = random(1, hidden, dtype=torch.bfloat16)
+    x = random(m, hidden, dtype=torch.bfloat16)
     with torch.inference_mode(), early_start():
         decode(x)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             y = decode(x)
     for i in range(100):
-        x.copy_(random(1, hidden, dtype=torch.bfloat16, seed=i))
+        x.copy_(random(m, hidden, dtype=torch.bfloat16, seed=i))
         with torch.inference_mode():
             want = decode(x)
         for _ in range(3):

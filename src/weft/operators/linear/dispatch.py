@@ -20,7 +20,7 @@ from weft.operators.hopper import gemm, padded
 from weft.operators.hopper.gemm import SIXTEEN_BITS, HopperPlan
 from weft.operators.launch import INTERPRETING, Plan, Plans, target_sm
 from weft.operators.layout import rows_of
-from weft.operators.linear import activations, gemv, kernels
+from weft.operators.linear import activations, few_rows, gemv, kernels
 from weft.operators.linear.activations import ACTIVATIONS, Activation, halves
 from weft.operators.linear.reference import E4M3, NAMES, reference
 from weft.operators.matmul.dispatch import SMALL, default_precision, product
@@ -442,11 +442,30 @@ def norm_linear_unsupported(c: NormLinearCall) -> str:
     return few_rows_unsupported(c) if c.k else "no columns, of which there is no mean"
 
 
+def tensor_cores_launch(c: NormLinearCall) -> Any:
+    residual = None if c.residual is None else flat(c.residual)
+    plan = few_rows.FewRowsPlan(c.matrix, c.weight, c.bias, c.norm, residual, c.eps, c.activation)
+
+    def run(x: Tensor, weight: Tensor, norm: Tensor, bias: Tensor, residual: Tensor, y: Tensor) -> None:
+        plan(x, weight, bias, norm, residual, y)  # the plan reads addresses alone
+
+    return run
+
+
+def tensor_cores_unsupported(c: NormLinearCall) -> str:
+    if c.needs_copy:
+        return COPY
+    return few_rows.why_not(c.matrix, c.weight, c.norm, None if c.residual is None else flat(c.residual))
+
+
 NORM_LINEAR = Dispatch(
     NormLinearCall, *HANDED_OVER,
-    Route("triton", lambda c: c.m == 1, "one row of x: norm, product and what follows it in one launch", norm_linear_launch,
-          norm_linear_unsupported),
-    Route("torch", lambda c: True, "more rows: the norm, and a product of cuBLAS"),
+    Route("cuda", lambda c: c.m > 1 or min(c.weight.shape) >= 2048,
+          "up to 16 rows of 16 bits on tensor cores: norm, product and what follows it in one launch",
+          tensor_cores_launch, tensor_cores_unsupported, sm=90),
+    Route("triton", lambda c: c.m == 1, "one row of x: the same without tensor cores, sooner for small weights",
+          norm_linear_launch, norm_linear_unsupported),
+    Route("torch", lambda c: True, "the norm, and a product of cuBLAS"),
 )  # fmt: skip
 
 

@@ -1,9 +1,10 @@
 """``norm_linear(x, weight, norm, ...)``: act(rms_norm(x) · weightᵀ + bias) + residual, for decoding in one launch.
 
 2·M·N·K operations on N·K + M·(K + 2·N) elements: M operations a byte in 16 bits, so reading the weight is the limit, and for
-one row also the launches beside it, which this saves (README.md). No gradient of its own: PyTorch's operators have one.
+few rows also the launches beside it, which this saves (README.md). No gradient of its own: PyTorch's operators have one.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -119,22 +120,26 @@ norm_linear = Operator(
         "verify": [
             *(workload(M=m, N=n, K=k) for m, n, k in ((1, 1, 1), *SIZES, (5, 3, 40), (0, 5, 3), (5, 0, 3), (5, 3, 0))),
             *(workload(M=m, N=n, K=k, eps=0.1) for m, n, k in SIZES),
-            *(workload(M=1, N=24, K=136, activation=name, plus="norm+bias") for name in ACTIVATIONS),
+            *(workload(M=m, N=24, K=136, activation=name, plus="norm+bias") for m in (1, 3) for name in ACTIVATIONS),
+            *(workload(M=m, N=40, K=k) for m, k in ((4, 264), (8, 1032), (13, 136), (17, 64))),
             *(workload(M=m, N=24, K=136, activation=a, plus=p) for m in (1, 2) for a in ("none", "swiglu")
               for p in ("norm", "residual", "norm+residual", "none")),
             *(workload(M=2, N=20, K=72, layout=at) for at in LAYOUTS[1:]),
             workload(M=2, N=20, K=64, values="nonfinite", plus="residual"),
         ],
-        "full": [workload(M=m, N=1000, K=k, activation="swiglu") for k in (4100, 4104) for m in (1, 2)],
-        "huge": [workload("bf16", M=1, N=2**17 + 8, K=2**14 + 8), workload("bf16", M=1, N=40, K=2**26 + 64, plus="residual")],
-        "bench": [of_layer(1, *row) for row in LAYERS],
-        "quick": [of_layer(1, *LAYERS[-2])],
-        "compile": [
-            *(of_layer(1, *row) for row in LAYERS),
-            of_layer(2, *LAYERS[0], dtype="fp32"),
-            workload("fp16", M=1, N=500, K=1000),
+        "full": [workload(M=m, N=1000, K=k, activation="swiglu") for k in (4100, 4104) for m in (1, 2, 11)],
+        "huge": [
+            *(workload("bf16", M=m, N=2**17 + 8, K=2**14 + 8) for m in (1, 2)),
+            *(workload("bf16", M=m, N=40, K=2**26 + 64, plus="residual") for m in (1, 2)),
         ],
-        "model": [of_layer(1, *row) for row in LAYERS],
+        "bench": [of_layer(m, *row) for m in (1, 2, 8, 16) for row in LAYERS],
+        "quick": [of_layer(m, *LAYERS[-2]) for m in (1, 8)],
+        "compile": [
+            *(of_layer(m, *row) for m in (1, 8, 16) for row in LAYERS),
+            of_layer(2, *LAYERS[0], dtype="fp32"),
+            *(workload("fp16", M=m, N=500, K=1000) for m in (1, 3)),
+        ],
+        "model": [of_layer(m, *row) for m in (1, 8) for row in LAYERS],
     },
     mutants=[
         *mutants.usual(reference),
@@ -167,17 +172,22 @@ def _launched(plan: Any, tensors: tuple[Tensor, ...], activation: str | None) ->
     return y
 
 
-@norm_linear.implementation("triton", arch=">=sm_80")
-def norm_linear_triton(
-    x: Tensor, weight: Tensor, norm: Tensor | None = None, bias: Tensor | None = None, residual: Tensor | None = None, *,
-    eps: float = EPS, activation: str | None = None,
+def by_kernel(
+    name: str, x: Tensor, weight: Tensor, norm: Tensor | None = None, bias: Tensor | None = None,
+    residual: Tensor | None = None, *, eps: float = EPS, activation: str | None = None,
 ) -> Tensor:  # fmt: skip
     tensors, options = arguments(x, weight, norm, bias, residual, eps, activation)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         raise Declined("a gradient is wanted, which the kernel does not keep anything for")
     if not on_gpu(x) or not flat(x).shape[0] * len(weight):
         return reference(x, weight, norm, bias, residual, eps=eps, activation=activation)
-    return _launched(NORM_LINEAR.kernel("triton").of(tensors, *options), tensors, activation)
+    return _launched(NORM_LINEAR.kernel(name).of(tensors, *options), tensors, activation)
+
+
+norm_linear.implementation("triton", arch=">=sm_80")(functools.partial(by_kernel, "triton"))
+norm_linear.implementation("cuda", arch=">=sm_90", dtypes=("fp16", "bf16"), devices=("cuda",))(
+    functools.partial(by_kernel, "cuda")
+)
 
 
 peers.register(norm_linear, reference)
@@ -205,7 +215,8 @@ def norm_linear_function(
     """A linear layer behind an RMSNorm, with activation and residual: act(rms_norm(x) · weightᵀ + bias) + residual.
 
     Args:
-        x: [..., K]; float32, float16 or bfloat16, any strides. Made for one row; more go to PyTorch.
+        x: [..., K]; float32, float16 or bfloat16, any strides. One row, and from sm_90 on up to 16 of 16 bits
+            (K a multiple of 8), are one launch; others go to PyTorch.
         weight: [N, K], of x's dtype and device; of a gated activation [2N, K], the gate's rows first. Contiguous along K.
         norm: [K], the norm's weight; None for x as it is.
         bias: [N], or [2N] of a gated activation; None for none.
@@ -214,9 +225,9 @@ def norm_linear_function(
         activation: as of ``linear``, or None.
 
     Returns:
-        [..., N] of x's dtype. One row is computed in fp32 and rounded once: what is normalised is not rounded before the
-        product, nor is the product before the residual is added. Under autocast all tensors are cast as
-        ``torch.nn.functional.linear`` does.
+        [..., N] of x's dtype. In one launch all is computed in fp32 and rounded once, but for x times the norm's weight,
+        which tensor cores take in 16 bits: neither what is normalised is rounded before the product, nor the product before
+        the residual is added. Under autocast all tensors are cast as ``torch.nn.functional.linear`` does.
 
     Raises:
         TypeError: not tensors of those dtypes, or dtypes that differ.
@@ -227,6 +238,7 @@ def norm_linear_function(
         return _launched(plan, tensors, activation)
     x, weight, norm, bias, residual = cast_for_products(x, weight, norm, bias, residual)
     named: dict[str, Any] = {"eps": eps, "activation": activation}
-    if choose(x, weight, norm, bias, residual, **named).implementation == "torch":
+    chosen = choose(x, weight, norm, bias, residual, **named).implementation
+    if chosen == "torch":
         return reference(x, weight, norm, bias, residual, **named)
-    return norm_linear_triton(x, weight, norm, bias, residual, **named)
+    return by_kernel(chosen, x, weight, norm, bias, residual, **named)

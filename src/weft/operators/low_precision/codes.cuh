@@ -1,15 +1,7 @@
 // Codes of a prepared weight (quantized_weight.py has its layout) as pairs of 16-bit floats, under a magic number: no subnormals
 // but fp8's in bf16, where `fma` keeps them.
 #pragma once
-#include "prelude.cuh"
-
-// Lets the kernel behind begin, and waits for the end of the one before, if this one was launched for an early start (launch.py).
-__device__ __forceinline__ void wait_for_predecessor() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
+#include "stream.cuh"
 
 __device__ __forceinline__ u32 fma_pair(bf16, u32 a, u32 b, u32 c) {
   u32 r;

@@ -11,7 +11,6 @@
 // y = silu(gate) · up; a tile has 8 rows of each. RESIDUAL: it is added before the one rounding.
 //
 // Started early, a block asks for its weights before it waits for the kernel before it.
-#include "prelude.cuh"
 #include "codes.cuh"
 
 struct Shape {
@@ -19,20 +18,6 @@ struct Shape {
   int M, K, groups, units, tiles;
   float eps;
 };
-
-struct alignas(16) Sixteen { u32 word[4]; };
-
-__device__ __forceinline__ void multiply(bf16, float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-               : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3]));
-}
-
-__device__ __forceinline__ void multiply(fp16, float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-               : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3]));
-}
 
 // Slices I … SLICES - 1 of four words of a lane's two rows, times x at the same columns.
 template <int I, int SLICES, int LENGTH, Format FORMAT, typename T>
@@ -52,25 +37,6 @@ __device__ __forceinline__ void multiply_slices(float (&sums)[SLICES][4], const 
     }
     multiply_slices<I + 1, SLICES, LENGTH, FORMAT>(sums, lower, upper, mask, minus, x);
   }
-}
-
-// x times a norm's weight is rounded before its root is known, which is of the sums: it may be larger than fp16's range otherwise.
-__device__ __forceinline__ float norm_unit(bf16) { return 1.f; }
-__device__ __forceinline__ float norm_unit(fp16) { return 0.0625f; }
-
-template <typename T> __device__ __forceinline__ void put(T *shared, const Words<T, 8> &w) {
-  *reinterpret_cast<Sixteen *>(shared) = {{w.word[0], w.word[1], w.word[2], w.word[3]}};
-}
-
-__device__ __forceinline__ void copy_sixteen(u32 to, const u32 *from) {
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Until at most COUNT of this thread's groups are in flight.
-template <int COUNT> __device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory");
 }
 
 // x: [M, K]; words: [N, row_words]; scale: [N], or GROUPED [N, K / LENGTH]; zero likewise; bias: [N]; norm: [K]; y, residual: [M, outputs].
@@ -134,7 +100,7 @@ __global__ void __launch_bounds__(32 * WARPS, RESIDENT)
   // ---- what no kernel writes ----
   if constexpr (NORM) {
     for (int i = thread * 8; i < shape.K; i += THREADS * 8)
-      copy_sixteen(shared_address(norm_shared + i), reinterpret_cast<const u32 *>(norm + i));
+      copy_sixteen(shared_address(norm_shared + i), norm + i);
     commit_copies();
   }
 #pragma unroll
