@@ -58,8 +58,9 @@ def is_the_public_functions(check):
 
 
 def in_turn(checks):
-    """The checks of this run, and the others. Interpreted, a run has one workload in six (in fp16 in twelve), at each commit in
-    continuous integration other ones; with WEFT_LONG=all, and on a GPU, it has all."""
+    """The checks of this run, and the others. Interpreted, a run has one workload in six, in fp16 in twelve and of one
+    implementation in two, at each commit in continuous integration other ones; with WEFT_LONG=all, and on a GPU, it has
+    all."""
     if DEVICE == "cuda" or turns.WANTED == "all":
         return checks, []
     of = checks[0]
@@ -68,7 +69,10 @@ def in_turn(checks):
     return checks[first::step], [c for i, c in enumerate(checks) if i % step != first]
 
 
-@pytest.mark.parametrize("checks", CHECKS.values(), ids=["-".join(key) for key in CHECKS])
+@pytest.mark.parametrize("checks", [
+    pytest.param(checks, id="-".join(key), marks=pytest.mark.share(2) if key[-1] == "fp16" else ())
+    for key, checks in CHECKS.items()
+])  # fmt: skip
 def test_every_workload_is_right(checks):
     left = [check for check in checks if not is_the_public_functions(check)]
     if not left:
@@ -101,6 +105,7 @@ def test_something_of_ours_is_verified_here(op):
         assert any(op.implementations[n].ours for n, d in verified if d == direction and n != verify.PUBLIC)
 
 
+@pytest.mark.share(2)
 @by_name(OPERATORS)
 def test_every_mutant_is_rejected_for_what_it_computes(op, monkeypatch):
     """And not because it raises: an exception says nothing about the tolerance."""
@@ -227,8 +232,8 @@ def test_the_choice_of_an_implementation_is_explained(op):
 @pytest.mark.skipif(DEVICE == "cuda", reason="kernels are interpreted only without a GPU; there opcheck runs on it")
 def test_every_operator_runs_on_cpu_tensors_and_passes_opcheck():
     """In a process of its own: here, without a GPU, CPU tensors are interpreted. Of an operator's forms (which arguments are
-    None) a fourth, at another commit another one."""
-    step = 1 if turns.WANTED == "all" else 4
+    None) an eighth, at another commit another one."""
+    step = 1 if turns.WANTED == "all" else 8
     words = map(str, (turns.turn("opcheck", step), step))
     said = printed("-W", "error", str(ROOT / "tests/operators/opchecks.py"), *words)
     softmaxes = [f"{name}_cluster{of}" for name in ("softmax", "log_softmax") for of in ("", "_backward")]

@@ -53,7 +53,8 @@ def test_any_groups_equal_pytorchs(groups, absent):
         if right.numel():
             error, usual = ((t.detach().double() - right.detach()).abs().max() for t in (ours, torchs))
             floor = 4 * torch.finfo(ours.dtype).eps * max(float(right.detach().abs().max()), 1.0)
-            assert float(error) <= max(2 * float(usual), floor)
+            # in fp16 PyTorch's own may be NaN, where its second moment is 0; then the floor alone counts
+            assert float(error) <= (floor if usual.isnan() else max(2 * float(usual), floor))
 
 
 def test_lion_equals_its_formula():
@@ -187,8 +188,8 @@ assert c.state[wide[0]]["exp_avg"].dtype == torch.float64
 
 
 def test_what_pytorchs_own_list_has_them_take_and_refuse():
-    """Interpreted, a run has one in three of what they take, at another commit other ones."""
-    step = 1 if DEVICE == "cuda" or turns.WANTED == "all" else 3
+    """Interpreted, a run has one in six of what they take, at another commit other ones."""
+    step = 1 if DEVICE == "cuda" or turns.WANTED == "all" else 6
     words = map(str, (turns.turn("PyTorch's own list", step), step))
     interpreting = {"TRITON_INTERPRET": "1"} if DEVICE == "cpu" else {}
     done = python(str(ROOT / "tests/optim/pytorchs_optimizer_checks.py"), *words, **interpreting)

@@ -180,7 +180,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
-SUITES = {"gemm.cu": Suite(cuda_as_cpp.whole(gemm.SOURCE), GroupedProduct, CASES, MISTAKES)}
+SUITES = {"gemm.cu": Suite(cuda_as_cpp.whole(gemm.SOURCE), GroupedProduct, CASES, MISTAKES, share=2)}
 
 
 @pytest.mark.parametrize(
@@ -240,6 +240,7 @@ def test_gradients_of_weights_that_it_does_not_take_are_declined_in_words(case, 
     assert words in dispatch.terms_unsupported(a[: 0 if case == "empty" else None], b, 2)
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     "columns, stages, cluster, abreast", [(256, 4, 1, 0), (256, 4, 2, 0), (256, 4, 2, 1), (128, 6, 2, 1)]
 )

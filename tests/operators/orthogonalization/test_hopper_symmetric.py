@@ -135,7 +135,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
-SUITES = {"gemm.cu": Suite(cuda_as_cpp.whole(gemm.SOURCE), SymmetricProduct, CASES, MISTAKES)}
+SUITES = {"gemm.cu": Suite(cuda_as_cpp.whole(gemm.SOURCE), SymmetricProduct, CASES, MISTAKES, share=2)}
 
 
 @pytest.fixture(scope="module")
@@ -193,6 +193,7 @@ WAYS_OUT = [  # one in four, among which each value of each argument is; make te
 ]
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(("residuals", "streamed", "columns", "stages", "cluster", "layout"), WAYS_OUT)
 def test_the_way_out_disturbs_no_product(residuals, streamed, columns, stages, cluster, layout):
     types = "bf16, bf16" if residuals < 2 else "fp16, fp16"

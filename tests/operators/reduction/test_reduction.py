@@ -209,6 +209,7 @@ def one_equal_late(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
     return x
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     "values", [few_values, zeros_of_both_signs, nothing_but_minus_infinity, some_nan, one_equal_late]
 )
