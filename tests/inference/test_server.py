@@ -333,6 +333,18 @@ def test_outputs_that_wait_come_together():
     assert asyncio.run(run([one, failed])) == [one, failed]
 
 
+def test_reports_between_processes_have_their_order():
+    from weft.inference.outputs import Output, Stats, TokenLogprobs
+    from weft.inference.server.worker import Report, packed, unpacked
+
+    outputs = [
+        Output("a", (1, 2)), Output("a", (3,)), Output("b", (4,), "", (TokenLogprobs(4, -1.0, ()),)), Output("c", (5,)),
+        Output("a", (), finish_reason="stop"), Output("d", finish_reason="failed", error="why"),
+    ]  # fmt: skip
+    report = Report(outputs, Stats(running=3), None, "a fault")
+    assert unpacked(packed(report)) == report
+
+
 def test_text_and_grammars_beside_an_engine_that_has_tokens_alone(model):
     """A stop text ends the engine's request too; a grammar is made while others go on, and not for clients that have left."""
     from weft import LLM

@@ -20,7 +20,7 @@ from typing import IO, Any
 from weft.inference.server.worker import RANK_ENDED, Call, Facts, unpacked
 
 LOOK_S = 0.2
-LOAD_GRACE_S = 5.0  # for rank 0 to say itself what keeps the model from being loaded
+LOAD_GRACE_S = 5.0  # for this process to say itself what keeps the model from being loaded
 GRACE_S = 10.0  # for requests to get their errors, and for processes to end
 ENGINE_ENDED = "the engine's process ended, so the server ends"  # what clients read
 
@@ -36,6 +36,8 @@ class Team:
         self.ranks = ranks
         self.started: dict[int, tuple[subprocess.Popen[bytes], IO[bytes] | None]] = {}  # rank: and its errors
         self.lost: str | None = None  # why the job ends
+        self.driver: Any = None  # of ranks that serve; is to be given up then
+        self.on_loss: Callable[[], None] = lambda: None  # has a while to end this process
         self._ended = threading.Event()
 
     def launch(self, rank: int, command: list[str], link: Connection | None = None) -> None:
@@ -64,30 +66,29 @@ class Team:
             if said is not None:
                 said.close()
 
-    def failed(self) -> str | None:
-        """Why the job cannot go on though no process has ended."""
-        return None
-
-    def grace(self) -> float:
-        """Seconds in which this process may say the cause itself."""
-        return 1.0
-
-    def give_up(self) -> None:
-        """Before this process ends."""
-
     def _watch(self) -> None:
         while not self._ended.wait(LOOK_S):
-            if (self.dead() or self.failed()) is None:
+            if self._failed() is None:
                 continue
-            if self._ended.wait(self.grace()):
+            if self._ended.wait(LOAD_GRACE_S if self.driver is None else 1.0):  # this process says the cause itself
                 return
-            self.lost = self.dead() or self.failed()  # a rank that ends may fail the others' step before it is missed
+            self.lost = self._failed()
             sys.stderr.write(f"weft: {self.lost}; the {'other ranks end' if self.ranks > 1 else 'server ends'} too\n")
             sys.stderr.flush()
             for process, _ in self.started.values():
                 process.kill()
-            self.give_up()
+            if self.driver is not None:
+                self.driver.lose(RANK_ENDED if self.ranks > 1 else ENGINE_ENDED)
+                self.on_loss()
+                time.sleep(GRACE_S)
             os._exit(1)  # this process may wait for another one in a collective
+
+    def _failed(self) -> str | None:
+        """Why the job cannot go on: a process has ended, which may have failed the others' step first; or a step has raised,
+        which several ranks cannot follow."""
+        d = self.driver
+        raised = self.ranks > 1 and d is not None and d.failure
+        return self.dead() or (f"rank 0: {d.fault or d.failure}" if raised else None)
 
     def dead(self) -> str | None:
         """Which process has ended, and what it said last."""
@@ -116,8 +117,6 @@ class EngineProcess(Team):
         self.link, theirs = Pipe()
         self._sends = threading.Lock()
         self._reader: threading.Thread | None = None
-        self.driver: Any = None
-        self.on_loss: Callable[[], None] = lambda: None
         here = 1
         if ranks > 1:
             from weft.comm import ranks as launched
@@ -182,22 +181,6 @@ class EngineProcess(Team):
         self.put(None)
         if self._reader is not None:
             self._reader.join(seconds)
-
-    # ---- of the watch --------------------------------------------------------------------------------------------
-
-    def failed(self) -> str | None:
-        """Several ranks cannot follow a step that raised."""
-        d = self.driver
-        return f"rank 0: {d.fault or d.failure}" if self.ranks > 1 and d is not None and d.failure else None
-
-    def grace(self) -> float:
-        return LOAD_GRACE_S if self.driver is None else 1.0
-
-    def give_up(self) -> None:
-        if self.driver is not None:
-            self.driver.lose(RANK_ENDED if self.ranks > 1 else ENGINE_ENDED)
-            self.on_loss()
-            time.sleep(GRACE_S)
 
 
 @contextlib.contextmanager

@@ -227,20 +227,24 @@ class InThread:
 
 def packed(report: Report) -> tuple[Any, ...]:
     """A report as it is sent: most outputs are a token and nothing else, and flat lists are fast to write and read."""
-    names, tokens, others = [], [], []
+    names: list[str | None] = []  # None for the next one of ``others``
+    tokens, others = [], []
     for o in report.outputs:
         if o.finish_reason is None and not o.logprobs and len(o.token_ids) == 1:
             names.append(o.request_id)
             tokens.append(o.token_ids[0])
         else:
+            names.append(None)
+            tokens.append(0)
             others.append(o)
     return names, tokens, others, report.stats, report.failure, report.fault
 
 
 def unpacked(sent: tuple[Any, ...]) -> Report:
     names, tokens, others, stats, failure, fault = sent
-    outputs = [Output(name, (token,)) for name, token in zip(names, tokens, strict=True)]
-    return Report(outputs + others, stats, failure, fault)
+    rest = iter(others)
+    found = [next(rest) if name is None else Output(name, (token,)) for name, token in zip(names, tokens, strict=True)]
+    return Report(found, stats, failure, fault)
 
 
 def work(arguments: dict[str, Any], link: Connection | None) -> None:
