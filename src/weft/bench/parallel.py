@@ -14,7 +14,6 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
-import torch._inductor.config as inductor
 
 from weft import registry
 from weft.bench import gpu_lock
@@ -142,13 +141,15 @@ def _work(
 ) -> None:
     """Measures points until none is left, beginning with ``first`` if it is given."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent ends the workers
-    inductor.compile_threads = 1  # compile in this process: SIGSTOP would not reach a pool of compilers
     bench.say = sender.send
     if bench.device == "cuda":
+        import torch._inductor.config as inductor  # takes a second; on a CPU no peer is compiled
+
+        inductor.compile_threads = 1  # compile in this process: SIGSTOP would not reach a pool of compilers
         lock = gpu_lock.GpuLock(shared, index, gpu_lock.wait_for_idle_gpu, _release)
+        lock.wrap_autotuners()
     else:
         lock = gpu_lock.GpuLock(shared, index)
-    lock.wrap_autotuners()
     bench.lock = lock
     while True:
         if first is not None:

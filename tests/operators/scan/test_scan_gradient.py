@@ -261,6 +261,7 @@ def of_size(scan, *shape: int, dtype: torch.dtype, dim: int, sm: int = 90, **how
     return planned(scan, x, x, x, dim, sm, **how)
 
 
+@pytest.mark.share(3)
 @each_scan
 @pytest.mark.parametrize(("dtype", "most"), [(BF16, (55, 62)), (FP32, (90, 122))])
 @pytest.mark.parametrize("n", [256, 4096, 65536, 2**28])
