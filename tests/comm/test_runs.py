@@ -154,6 +154,7 @@ def test_three_ranks_reject_mutants_and_name_another_shape(comm, wrong):
     assert "rank 1 calls all_reduce of shape (7,) float32" in err and "rank 0 calls all_reduce of shape (256,)" in err
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_killed_rank_is_named_with_its_collective(comm, wrong, backend):
     started = time.monotonic()
