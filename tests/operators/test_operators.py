@@ -272,6 +272,7 @@ def test_every_operator_passes_opcheck_on_the_gpu():
         opchecks.opcheck(sample)
 
 
+@pytest.mark.share(2)
 @by_name([op for op in OPERATORS if "backward" in op.directions])
 def test_second_gradients_are_right_or_refused(op):
     """What has no formula for a second gradient says so; silence would be a wrong answer."""
@@ -303,6 +304,7 @@ def test_second_gradients_are_right_or_refused(op):
             torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-3 * float(b.abs().max()))
 
 
+@pytest.mark.share(2)
 @by_name([op for op in OPERATORS if "backward" in op.directions])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_are_taken_for_the_arguments_that_want_them(op, dtype):

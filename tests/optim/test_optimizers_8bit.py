@@ -61,6 +61,7 @@ def test_steps_are_the_references(options):
         assert float(((a.state[p]["exp_avg_codes"].int() - kept[0][i].int()).abs() > 0).float().mean()) < 0.003
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(("kind", "dtype"), [("AdamW", torch.float32), ("Adam", torch.float16)])
 @pytest.mark.parametrize("options", IN_8_BITS)
 def test_small_tensors_equal_pytorchs_and_large_ones_are_near(kind, options, dtype):

@@ -45,6 +45,7 @@ def test_a_state_dict_looks_as_pytorchs(name, capturable):
             assert got.device.type == (DEVICE if capturable or key != "step" else "cpu")
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(("name", "options", "dtype"), [
     ("AdamW", {"amsgrad": True}, torch.float32), ("SGD", {"dampening": 0.1}, torch.float32),
     ("AdamW", {"state_dtype": torch.float32}, torch.float16),

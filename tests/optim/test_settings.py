@@ -56,6 +56,7 @@ def stepped(name: str, where: str, set_up=lambda: None) -> tuple[list, dict]:
     return params, optimizer.state_dict()["state"]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("where", sorted({"cpu", DEVICE}))
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", MADE)
