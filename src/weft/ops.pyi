@@ -254,8 +254,17 @@ def dequantize(
 ) -> Tensor:
     """The inverse of ``quantize``: values · scale, in fp32, rounded once."""
 
-def draw_tokens(logits: Tensor, temperature: Tensor, uniform: Tensor) -> Tensor:
-    """A token of each row: the first at which the running sum of exp(logit / temperature) passes ``uniform`` times the sum."""
+def draw_tokens(
+    logits: Tensor,
+    temperature: Tensor,
+    uniform: Tensor,
+    top_k: Tensor | None = None,
+    top_p: Tensor | None = None,
+    min_p: Tensor | None = None,
+) -> Tensor:
+    """A token of each row: the first at which the running sum of the weights exp(logit / temperature) passes ``uniform`` times
+    their sum. Of rows that leave tokens out, only what is kept has a weight: first top-k, then min-p, then top-p of the rest.
+    """
 
 def dropout(
     x: Tensor,

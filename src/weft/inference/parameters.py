@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MOST_LOGPROBS = 20
+MOST_KEPT = 2**31 - 1  # of top_k as int32
 LEAST_TEMPERATURE = 1e-30  # float32 has no much smaller numbers
 MOST_STOPS = 32
 MOST_BIASES = 1024
@@ -124,6 +125,11 @@ class SamplingParameters:
     def filters(self) -> bool:
         """Whether some tokens are left out by their probabilities."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
+    def drawing(self) -> tuple[float, ...]:
+        """What a token is drawn with: temperature, top_p, min_p, top_k."""
+        return self.temperature, self.top_p, self.min_p, min(self.top_k, MOST_KEPT)
 
     @property
     def needs_history(self) -> bool:

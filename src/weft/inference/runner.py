@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft import ops
 from weft.inference.model import Batch, Decoder, Pages, Prefill, Prompts
-from weft.inference.sampling import best, numbers_of
+from weft.inference.sampling import best, draw, drawing_of, numbers_of
 from weft.inference.scheduler import Sequence, Work
 
 GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # sequences for which decoding is captured
@@ -20,13 +19,19 @@ CHECKED = 256  # tokens up to which checking guesses is captured
 
 @dataclass
 class Graph:
-    """Decoding of B sequences as a CUDA graph: its input int64 [B, 2 + 2Q], its logits [B · Q, V] and the drawn tokens
-    [B · Q], or of several steps in a row [B, steps]."""
+    """Decoding of B sequences as a CUDA graph: its input int64 [B · (2 + 4Q)], the two arrays of ``Runner._numbers`` one behind
+    the other, its logits [B · Q, V] and the drawn tokens [B · Q], or of several steps in a row [B, steps]."""
 
     graph: Any
     given: Tensor
     logits: Tensor
     tokens: Tensor
+
+
+def parts_of(given: Any, queries: int) -> tuple[Any, Any]:
+    """Of a graph's input (an array or a tensor) int64 [B, 2 + Q] and [B · Q, 3]."""
+    end = len(given) // (2 + 4 * queries) * (2 + queries)
+    return given[:end].reshape(-1, 2 + queries), given[end:].reshape(-1, 3)
 
 
 @torch.inference_mode()
@@ -79,9 +84,9 @@ class Runner:
         """Logits [B · queries, V] of sequences with one new token, and guesses of the next ones behind it. Of a graph also the
         tokens that their temperatures and random numbers give, [B · queries]; with one query they are stored as the newest."""
         self._update(work)
-        numbers = self._numbers(work, queries)
+        numbers, drawing = self._numbers(work, queries)
         if (graph := self._graph(len(work), queries)) is not None:
-            self._replay(graph, numbers)
+            self._replay(graph, numbers, drawing)
             return graph.logits[: len(work) * queries], graph.tokens[: len(work) * queries]
         width = self.width if self.device.type == "cuda" else -(-int(numbers[:, 1].max()) // self.block)
         return self.model(self._decoding(self._send(numbers), width), self.pages), None
@@ -91,7 +96,7 @@ class Runner:
         the last are in the cache then."""
         if (graph := self._graph(len(work), 1, steps)) is not None:
             self._update(work)
-            self._replay(graph, self._numbers(work, greedy=True))
+            self._replay(graph, *self._numbers(work, greedy=True))
             return graph.tokens[: len(work)]
         found = []
         for i in range(steps):
@@ -106,10 +111,10 @@ class Runner:
             return 1
         return next((q for q, _ in sorted(self.graphs) if q >= wanted and self._graph(count, q)), wanted)
 
-    def _numbers(self, work: list[Work], queries: int = 1, greedy: bool = False) -> np.ndarray:
-        """int64 [B, 2 + 2Q]: slot, length, Q tokens, -1 for one that the host does not know; Q pairs of float32: temperature (0
-        for all if ``greedy``) and random number."""
-        numbers = np.zeros((len(work), 2 + 2 * queries), dtype=np.int64)
+    def _numbers(self, work: list[Work], queries: int = 1, greedy: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """int64 [B, 2 + Q]: slot, length, Q tokens, -1 for one that the host does not know; and what the tokens behind them are
+        drawn with, float32 [B · Q, 6] of ``drawing_of``, zeros for the most probable ones (of all if ``greedy``)."""
+        numbers = np.zeros((len(work), 2 + queries), dtype=np.int64)
         numbers[:, 0] = [w.sequence.slot for w in work]
         numbers[:, 1] = [w.start for w in work]
         numbers[:, 1] += queries
@@ -117,16 +122,14 @@ class Runner:
         if queries > 1:
             for i, w in enumerate(work):
                 numbers[i, 3 : 3 + len(w.draft)] = w.draft
-        if not (greedy or all([w.sequence.greedy for w in work])):
-            pairs = numbers.view(np.float32)[:, 4 + 2 * queries :]
-            pairs[:, ::2] = [[w.sequence.parameters.temperature] for w in work]
-            pairs[:, 1::2] = numbers_of(work, queries)
-        return numbers
+        if greedy or all([w.sequence.greedy for w in work]):
+            return numbers, np.zeros((len(work) * queries, 6), dtype=np.float32)
+        return numbers, drawing_of([w.sequence.drawing for w in work], numbers_of(work, queries))
 
     def mixed(self, decoding: list[Work], prompts: list[Work]) -> Tensor:
         """Logits [rows, V]: of the sequences that decode, then of the last token of each part of a prompt that wants one."""
         self._update([*decoding, *prompts])
-        numbers = self._numbers(decoding, greedy=True)
+        numbers, _ = self._numbers(decoding, greedy=True)
         batch = self._decoding(self._send(numbers), self.width)
         if self.device.type == "cpu" and len(decoding):
             batch.tables = batch.tables[:, : -(-int(numbers[:, 1].max()) // self.block)]
@@ -178,11 +181,10 @@ class Runner:
         return t.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else t
 
     def _decoding(self, sent: Tensor, width: int) -> Batch:
-        """Of int64 [B, 2 + 2Q]: slots, lengths, tokens; a token that the host does not know is -1."""
-        queries = sent.shape[1] // 2 - 1
-        slots, tokens = sent[:, 0], sent[:, 2 : 2 + queries]
+        """Of int64 [B, 2 + Q]: slots, lengths, tokens; a token that the host does not know is -1."""
+        slots, tokens = sent[:, 0], sent[:, 2:]
         tokens = torch.where(tokens < 0, self.last[slots][:, None], tokens)
-        return Batch(tokens.reshape(-1), sent[:, 1].int().contiguous(), self.tables[slots, :width], queries)
+        return Batch(tokens.reshape(-1), sent[:, 1].int().contiguous(), self.tables[slots, :width], tokens.shape[1])
 
     def _update(self, work: list[Work]) -> None:
         """Sends the pages that sequences got since the last step."""
@@ -209,10 +211,12 @@ class Runner:
         """The smallest that has room for so many sequences."""
         return next((g for size, g in self.graphs.get((queries, steps), {}).items() if size >= count), None)
 
-    def _replay(self, graph: Graph, numbers: np.ndarray) -> None:
+    def _replay(self, graph: Graph, numbers: np.ndarray, drawing: np.ndarray) -> None:
+        count, queries = len(numbers), numbers.shape[1] - 2
         padded = np.zeros(graph.given.shape, dtype=np.int64)
-        padded[:, 0] = self.slots
-        padded[: len(numbers)] = numbers
+        first, second = parts_of(padded, queries)
+        first[:, 0] = self.slots
+        first[:count], second.view(np.float32)[: count * queries] = numbers, drawing
         graph.given.copy_(self._send(padded), non_blocking=True)
         graph.graph.replay()
 
@@ -225,19 +229,19 @@ class Runner:
         pool = next((g.graph.pool() for made in self.graphs.values() for g in made.values()), None)
         made: dict[int, Graph] = {}
         for size in reversed(sizes):
-            given = torch.zeros((size, 2 + 2 * queries), dtype=torch.int64, device=self.device)
-            given[:, 0] = self.slots
+            given = torch.zeros(size * (2 + 4 * queries), dtype=torch.int64, device=self.device)
+            parts_of(given, queries)[0][:, 0] = self.slots
 
             def launch(given: Tensor = given) -> tuple[Tensor, Tensor]:
-                found, batch = [], self._decoding(given, self.width)
+                numbers, drawing = parts_of(given, queries)
+                found, batch = [], self._decoding(numbers, self.width)
                 there = batch.lengths > 0
                 for _ in range(steps):
                     logits = self.model(batch, self.pages)
-                    pairs = given[:, 2 + queries :].contiguous().view(torch.float32).view(-1, 2)
-                    found.append(ops.draw_tokens(logits, pairs[:, 0], pairs[:, 1]))
+                    found.append(draw(logits, drawing.view(torch.float32), filtered=steps == 1))
                     if queries == 1:
                         newest = found[-1].clamp(min=0)
-                        self.last.index_copy_(0, given[:, 0], newest)
+                        self.last.index_copy_(0, numbers[:, 0], newest)
                         batch = Batch(newest, batch.lengths + there, batch.tables)
                 return logits, found[0] if steps == 1 else torch.stack(found, 1)
 

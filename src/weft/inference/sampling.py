@@ -84,32 +84,61 @@ def best(logits: Tensor) -> Tensor:
     return torch.where(right, tokens, -1)
 
 
+def draw(logits: Tensor, numbers: Tensor, filtered: bool) -> Tensor:
+    """A token of each row of logits [R, V], int64 [R], as ``ops.draw_tokens`` has it.
+
+    Args:
+        numbers: float32 [R, 6] of :func:`drawing_of`.
+        filtered: whether some rows have top_k, top_p or min_p.
+    """
+    found: Tensor
+    if not filtered:
+        found = ops.draw_tokens(logits, numbers[:, 0], numbers[:, 1])
+    else:
+        top_k = numbers.view(torch.int32)[:, 4]
+        found = ops.draw_tokens(logits, numbers[:, 0], numbers[:, 1], top_k, numbers[:, 2], numbers[:, 3])
+    return found
+
+
+def drawing_of(parameters: list[tuple[float, ...]], uniform: np.ndarray) -> np.ndarray:
+    """float32 [B · Q, 6]: temperature, random number, top_p, min_p, the bits of top_k, 0.
+
+    Args:
+        parameters: ``SamplingParameters.drawing`` of B requests.
+        uniform: random numbers [B, Q], of Q tokens of each.
+    """
+    of = np.array(parameters)[:, None]
+    numbers = np.zeros((*uniform.shape, 6), dtype=np.float32)
+    numbers[..., 0], numbers[..., 1], numbers[..., 2:4] = of[..., 0], uniform, of[..., 1:3]
+    numbers.view(np.int32)[..., 4] = of[..., 3]
+    return numbers.reshape(-1, 6)
+
+
 @torch.inference_mode()
 def sample(logits: Tensor, rows: list[Row]) -> Sampled:
     """The tokens of logits [R, V]."""
     most = max((row.parameters.logprobs for row in rows if row.parameters.logprobs is not None), default=None)
-    if most is None and all(row.parameters.greedy and not row.parameters.changes_logits for row in rows):
-        return Sampled(best(logits))
-    simple = not any(row.parameters.filters or row.parameters.changes_logits for row in rows)
-    if logits.is_cuda and most is None and simple:
-        return Sampled(_by_kernel(logits, rows))
+    changes = any(row.parameters.changes_logits for row in rows)
+    if most is None and not changes:
+        return Sampled(best(logits) if all(row.parameters.greedy for row in rows) else _drawn(logits, rows))
     raw = logits = logits.float()
     first = best(raw)
-    if any(row.parameters.changes_logits for row in rows):
+    if changes:
         logits = _changed(logits, rows)
         first = torch.where(logits.amax(-1) == -torch.inf, -1, first)  # every token is banned
-    if logits.is_cuda:  # in every batch by the same kernel
-        tokens, others = _by_kernel(logits, rows), [row.parameters.filters for row in rows]
-    else:
-        tokens, others = logits.argmax(-1), [not row.parameters.greedy for row in rows]
-    if any(others):
-        tokens = torch.where(_tensor(others, logits, torch.bool), _drawn(logits, rows), tokens)
-    tokens = torch.where(first < 0, first, tokens)
+    tokens = torch.where(first < 0, first, _drawn(logits, rows))
     if most is None:
         return Sampled(tokens)
     log = raw.log_softmax(-1)
     values, index = log.topk(min(max(most, 1), log.shape[1]), -1)
     return Sampled(tokens, Logprobs(log.gather(1, tokens.clamp(min=0)[:, None])[:, 0], index, values))
+
+
+def _drawn(logits: Tensor, rows: list[Row]) -> Tensor:
+    numbers = drawing_of([row.parameters.drawing for row in rows], np.array([[row.uniform] for row in rows]))
+    t = torch.from_numpy(numbers)
+    sent = t.pin_memory().to(logits.device, non_blocking=True) if logits.is_cuda else t
+    return draw(logits, sent, any(row.parameters.filters for row in rows))
 
 
 def _tensor(values: Any, like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -148,45 +177,3 @@ def _changed(logits: Tensor, rows: list[Row]) -> Tensor:
         if row.allowed is not None:
             logits[i].masked_fill_(_tensor(~row.allowed, logits, torch.bool), -torch.inf)
     return logits
-
-
-def _by_kernel(logits: Tensor, rows: list[Row]) -> Tensor:
-    """Tokens by temperature alone."""
-    of_rows = _tensor([(row.parameters.temperature, row.uniform) for row in rows], logits)
-    tokens: Tensor = ops.draw_tokens(logits, of_rows[:, 0], of_rows[:, 1])
-    return tokens
-
-
-def _drawn(logits: Tensor, rows: list[Row]) -> Tensor:
-    """A token of each row's distribution: the first at which the running sum passes the row's random number."""
-    p, vocabulary = [row.parameters for row in rows], logits.shape[1]
-    temperature, top = _tensor([x.temperature or 1.0 for x in p], logits)[:, None], logits.amax(-1, keepdim=True)
-    # a quotient that overflows has no softmax; other rows are divided as they are
-    logits = (logits - torch.where((top / temperature).isfinite(), 0.0, top)) / temperature
-    if any(x.top_k for x in p):
-        k = [min(x.top_k or vocabulary, vocabulary) for x in p]
-        most = max(n for n in k if n < vocabulary) if any(n < vocabulary for n in k) else vocabulary
-        if most < vocabulary:
-            best = logits.topk(most, -1).values
-            least = best.gather(1, (_tensor(k, logits, torch.int64).clamp(max=most) - 1)[:, None])
-            limited = _tensor([n < vocabulary for n in k], logits, torch.bool)[:, None]
-            logits = logits.masked_fill(limited & (logits < least), -torch.inf)
-    weights = logits.softmax(-1)
-    if any(x.min_p for x in p):
-        floor = _tensor([x.min_p for x in p], logits)[:, None] * weights.amax(-1, keepdim=True)
-        weights = weights.masked_fill(weights < floor, 0.0)
-    if any(x.top_p < 1 for x in p):
-        ordered, index = weights.sort(dim=-1, descending=True, stable=True)
-        total = ordered.sum(-1, keepdim=True)
-        before = ordered.cumsum(-1) - ordered
-        enough = _tensor([x.top_p if x.top_p < 1 else 2.0 for x in p], logits)[:, None] * total
-        beyond = before >= enough
-        beyond[:, 0] = False  # enough may round to 0
-        out = torch.zeros_like(weights, dtype=torch.bool).scatter(1, index, beyond)
-        weights = weights.masked_fill(out, 0.0)
-    running = weights.double().cumsum(-1) if not logits.is_cuda else weights.cumsum(-1)
-    u = _tensor([row.uniform for row in rows], logits, running.dtype)[:, None] * running[:, -1:]
-    found = torch.searchsorted(running, u, right=True)[:, 0].clamp(max=vocabulary - 1)
-    # rounding may take u to the whole sum: then the last token that has a share
-    last = vocabulary - 1 - (weights > 0).flip(-1).to(torch.uint8).argmax(-1)
-    return torch.minimum(found, last)

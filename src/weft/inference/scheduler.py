@@ -39,9 +39,8 @@ class Sequence:
     def __post_init__(self) -> None:
         p = self.parameters
         self.history = p.needs_history
-        # its token is drawn of the logits alone
-        self.plain = not (p.changes_logits or p.filters or p.logprobs is not None)
-        self.greedy, self.seed = p.greedy, self.seed % 2**64
+        self.plain = not (p.changes_logits or p.logprobs is not None)  # its token is drawn of the logits as they are
+        self.greedy, self.drawing, self.seed = p.greedy, p.drawing, self.seed % 2**64
 
     @property
     def length(self) -> int:
