@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.inference.rotary import RotaryConfig, number
+from weft.inference.rotary import RotaryConfig
+from weft.inference.rotary_config import number, read_rotary
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def config_of(raw: dict[str, Any], where: str = "config.json") -> ModelConfig:
         raise ValueError(f"{where}: hidden_act is {values['hidden_act']!r}; expected 'silu'")
     head_dim = _count(hidden // heads if values.get("head_dim") is None else values["head_dim"], f"{where}: head_dim")
     length = _count(values["max_position_embeddings"], f"{where}: max_position_embeddings")
-    rotary = RotaryConfig.read(values, head_dim, length, where)
+    rotary = read_rotary(values, head_dim, length, where)
     qwen2 = family in ("qwen2", "qwen2_moe")
     offsets = family in ("llama", "qwen3", "qwen3_moe") and bool(values.get("attention_bias", False))
     eps = number(values["rms_norm_eps"], "rms_norm_eps", where) or 0.0
