@@ -25,6 +25,20 @@ INTERPRETING: bool = knobs.runtime.interpret  # read once: kernels were made for
 
 _compile_only: "CompileRequest | None" = None
 
+if INTERPRETING:
+    from triton.runtime import interpreter
+
+    _rounded_twice = interpreter.InterpreterBuilder.create_fma
+
+    def _fused(self: Any, x: Any, y: Any, z: Any) -> Any:
+        """x · y + z, rounded once as a GPU does; the interpreter's own rounds the product as well."""
+        if z.data.dtype.name != "float32":
+            return _rounded_twice(self, x, y, z)
+        wide = x.data.astype("float64") * y.data + z.data
+        return interpreter.TensorHandle(wide.astype("float32"), z.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_fma = _fused
+
 
 @dataclass
 class CompileRequest:

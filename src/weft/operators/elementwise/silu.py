@@ -18,7 +18,7 @@ def forward(x, PRECISE: tl.constexpr):
 @triton.jit
 def backward(x, dy, PRECISE: tl.constexpr):
     s = logistic(x, PRECISE)
-    return dy * s * (1.0 + x * (1.0 - s))
+    return dy * tl.fma(x * s, 1.0 - s, s)
 
 
 def reference(x: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ def forward(gate, up, PRECISE: tl.constexpr):
 @triton.jit
 def backward(gate, up, dy, PRECISE: tl.constexpr):
     s = logistic(gate, PRECISE)
-    return dy * up * s * (1.0 + gate * (1.0 - s)), dy * gate * s
+    y = gate * s
+    return dy * up * tl.fma(y, 1.0 - s, s), dy * y
 
 
 @triton.jit
