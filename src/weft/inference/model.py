@@ -23,28 +23,18 @@ INVARIANT_ROWS = 64  # tokens of a block whose products do not depend on the bat
 
 
 @dataclass
-class Prefill:
-    """One sequence's part of a step: tokens ``start`` … ``end`` of the batch."""
-
-    start: int
-    end: int
-    slots: (
-        Tensor | None
-    )  # int64, where its keys lie in the cache, earlier ones first; None if no earlier ones are there
-
-
-@dataclass
 class Prompts:
-    """Parts of prompts, one behind the other; N tokens in all."""
+    """Parts of prompts, one behind the other, and what belongs to none; N tokens and K keys in all."""
 
-    parts: list[Prefill]
     cos: Tensor  # float32 [N, R / 2]
     sin: Tensor
-    pages: Tensor  # int32 [N, 1], the page that each token is written to
-    offsets: Tensor  # int32 [N], its place in the page, plus 1
+    pages: Tensor  # int32 [N, 1], the page that each token is written to; -1 for none
+    offsets: Tensor  # int32 [N], its slot in the page, plus 1
     cu_q: Tensor  # int32 [parts + 1], where queries begin
     cu_k: Tensor  # where keys do
-    slots: Tensor | None  # int64, where the keys of all parts lie in the cache; None if nothing is cached
+    slots: Tensor | None  # int64 [K], where the keys lie in the cache; None if nothing is cached
+    # attended one by one: tokens of each, and its slots if some are cached; None: together
+    parts: list[tuple[slice, slice | None]] | None = None
 
 
 @dataclass
@@ -94,9 +84,9 @@ class Stream:
         exchange: the ranks that share the model; None for this process alone.
     """
 
-    def __init__(self, h: Tensor, rows: int, exchange: Ranks | None):
+    def __init__(self, h: Tensor, rows: int, exchange: Ranks | None, more: Tensor | None = None):
         self.h, self.rows, self.exchange = h, rows, exchange
-        self.more: Tensor | None = None  # what is still to be added to h; a rank's part of it
+        self.more = more  # what is still to be added to h; a rank's part of it
 
     def through(self, layer: Linear, norm: Norm, *, gate: bool = False) -> Tensor:
         """layer(rms_norm(h)), or its gate's."""
@@ -154,7 +144,7 @@ class Attention:
         if n:
             parts.append(self._decode(q[:n], k[:n], v[:n], batch, pages, angles))
         if batch.prompts is not None:
-            parts.append(self._prefill(q[n:], k[n:], v[n:], batch.prompts, n, pages))
+            parts.append(self._prefill(q[n:], k[n:], v[n:], batch.prompts, pages))
         o = parts[0] if len(parts) == 1 else torch.cat(parts)
         stream.add(self.out, o.reshape(tokens, self.heads * self.d))
 
@@ -194,8 +184,8 @@ class Attention:
             o = ops.paged_decode_attention(turned, k_pages, v_pages, batch.tables, batch.lengths, **call)
         return o.transpose(1, 2).flatten(0, 1)
 
-    def _prefill(self, q: Tensor, k: Tensor, v: Tensor, prompts: Prompts, first: int, pages: Pages) -> Tensor:
-        """[N, heads, D] → the same; ``first`` tokens of the batch are ahead of them."""
+    def _prefill(self, q: Tensor, k: Tensor, v: Tensor, prompts: Prompts, pages: Pages) -> Tensor:
+        """[N, heads, D] → the same."""
         at = self.layer
         q, k = self._normed(q, k)
         turned = ops.rotary_embedding(q[None], k[None], prompts.cos, prompts.sin)
@@ -210,18 +200,16 @@ class Attention:
             return flat.view(torch.uint8)[slots].view(flat.dtype).to(q.dtype)
 
         call: dict[str, Any] = {"causal": True, "window": self.window, "batch_invariant": bool(self.rows)}
-        if q.is_cuda and not self.rows:
+        if prompts.parts is None:
             if prompts.slots is not None:
                 k, v = cached(k_pages, prompts.slots), cached(v_pages, prompts.slots)
             o: Tensor = ops.attention(q, k, v, cu_seqlens_q=prompts.cu_q, cu_seqlens_k=prompts.cu_k, **call)
             return o
         parts = []
-        for p in prompts.parts:
-            own = slice(p.start - first, p.end - first)
-            if p.slots is None:
-                keys, values = k[own], v[own]
-            else:
-                keys, values = cached(k_pages, p.slots), cached(v_pages, p.slots)
+        for own, earlier in prompts.parts:
+            keys, values = k[own], v[own]
+            if earlier is not None and prompts.slots is not None:
+                keys, values = (cached(t, prompts.slots[earlier]) for t in (k_pages, v_pages))
             of_one = (t.transpose(0, 1)[None] for t in (q[own], keys, values))
             parts.append(ops.attention(*of_one, **call)[0].transpose(0, 1))
         return torch.cat(parts)
@@ -348,9 +336,13 @@ class Decoder:
                 total += feed.gate_up.nbytes + feed.down.nbytes
         return total
 
-    @torch.inference_mode()
     def __call__(self, batch: Batch, pages: Pages) -> Tensor:
         """Logits [rows that are wanted, V], in the model's dtype. The batch's keys and values are in the cache then."""
+        return self.logits(*self.hidden(batch, pages))
+
+    @torch.inference_mode()
+    def hidden(self, batch: Batch, pages: Pages) -> tuple[Tensor, ...]:
+        """The rows that are wanted behind the last layer, [rows, hidden]; as two summands where the sum is not made yet."""
         with early_start():  # no step writes weights
             stream = Stream(F.embedding(batch.tokens, self.embedding), self.rows, self.exchange)
             for before, attention, after, feed_forward in self.layers:
@@ -358,4 +350,10 @@ class Decoder:
                 feed_forward(stream, after)
             if batch.rows is not None:
                 stream.select(batch.rows)
-            return stream.through(self.head, self.norm)
+            return (stream.h,) if stream.more is None else (stream.h, stream.more)
+
+    @torch.inference_mode()
+    def logits(self, h: Tensor, more: Tensor | None = None) -> Tensor:
+        """[rows, V] of what :meth:`hidden` returns, or of its first rows."""
+        with early_start():
+            return Stream(h, self.rows, self.exchange, more).through(self.head, self.norm)

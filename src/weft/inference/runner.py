@@ -2,19 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from weft.inference.model import Batch, Decoder, Pages, Prefill, Prompts
+from weft.inference.model import Batch, Decoder, Pages, Prompts
 from weft.inference.sampling import best, draw, drawing_of, numbers_of
 from weft.inference.scheduler import Sequence, Work
 
 GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # sequences for which decoding is captured
 UNKNOWN: tuple[Sequence | None, int, int] = (None, 0, 0)
 CHECKED = 256  # tokens up to which checking guesses is captured
+# steps with prompts that are captured: sequences that decode, tokens of prompts, keys where some are cached
+DECODING, TOKENS, KEYS = (0, 8, 32, 64, 128, 256), (64, 128, 256, 384, 512, 768, 1024, 1536, 2048), 8192
+SHORT = 16  # tokens of a prompt's part, on average, for which they have room for the most parts
 
 
 @dataclass
@@ -34,15 +37,30 @@ def parts_of(given: Any, queries: int) -> tuple[Any, Any]:
     return given[:end].reshape(-1, 2 + queries), given[end:].reshape(-1, 3)
 
 
+class Sizes(NamedTuple):
+    """What a step with prompts has, or has room for: sequences that decode, tokens and parts of prompts, and their keys where
+    some are cached (else 0)."""
+
+    decoding: int
+    tokens: int
+    parts: int
+    keys: int
+
+    @property
+    def fields(self) -> tuple[int, ...]:
+        """Numbers of its input: of sequences, of tokens, bounds of queries and of keys, wanted rows, slots of keys."""
+        return 3 * self.decoding, 4 * self.tokens, self.parts + 1, self.parts + 1, self.decoding + self.parts, self.keys
+
+
 @torch.inference_mode()
-def captured(launch: Callable[[], tuple[Tensor, Tensor]], pool: Any) -> tuple[Any, tuple[Tensor, Tensor]]:
-    """A CUDA graph of a function, and the tensors that it leaves its results in."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        launch()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
+def captured(launch: Callable[[], tuple[Tensor, ...]], pool: Any, warm: bool = False) -> tuple[Any, tuple[Tensor, ...]]:
+    """A CUDA graph of a function, and the tensors that it leaves its results in. ``warm``: such a call ran before."""
+    current, stream, graph = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    if not warm:
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            launch()
+        current.wait_stream(stream)
     with torch.cuda.graph(graph, pool=pool):
         results = launch()
     return graph, results
@@ -67,6 +85,8 @@ class Runner:
         self.last = torch.zeros(slots + 1, dtype=torch.int64, device=self.device)
         self.known: dict[int, tuple[Sequence, int, int]] = {}  # of each slot: whose pages it has, and how many
         self.graphs: dict[tuple[int, int], dict[int, Graph]] = {}  # of (queries, steps), by sequences
+        self.mixed_graphs: dict[Sizes, Any] = {}  # input, graph, results, angles; None: such a step ran once
+        self.pool: Any = None
         model.prepare(self.width * block)
         self.angles = model.angles  # what its graphs read, also when another runner asks for more
 
@@ -127,47 +147,61 @@ class Runner:
         return numbers, drawing_of([w.sequence.drawing for w in work], numbers_of(work, queries))
 
     def mixed(self, decoding: list[Work], prompts: list[Work]) -> Tensor:
-        """Logits [rows, V]: of the sequences that decode, then of the last token of each part of a prompt that wants one."""
+        """Logits [rows, V]: of the sequences that decode, then of the last token of each part of a prompt that wants one. On a
+        GPU the second step of the same rounded sizes is captured, and later ones are replays."""
         self._update([*decoding, *prompts])
-        numbers, _ = self._numbers(decoding, greedy=True)
-        batch = self._decoding(self._send(numbers), self.width)
-        if self.device.type == "cpu" and len(decoding):
-            batch.tables = batch.tables[:, : -(-int(numbers[:, 1].max()) // self.block)]
-        start, parts, rows = len(decoding), [], list(range(len(decoding)))
-        tokens, positions, lengths, pages = [], [], [], []
-        cu_q, cu_k, slots = [0], [0], []
-        reused = any(w.start for w in prompts)
-        for w in prompts:
-            s, count = w.sequence, w.end - w.start
-            tokens.append(np.array(s.tokens[w.start : w.end], dtype=np.int64))
-            at = np.arange(w.start, w.end)
-            positions.append(at)
-            lengths.append(np.maximum(at + 1, s.prompt))
-            table = self.table[s.slot]
-            pages.append(table[at // self.block])
-            keys = np.arange(w.end)
-            slot = table[keys // self.block].astype(np.int64) * self.block + keys % self.block if reused else None
-            parts.append(Prefill(start, start + count, None))
-            start += count
-            cu_q.append(cu_q[-1] + count)
-            cu_k.append(cu_k[-1] + w.end)
-            if slot is not None:
-                slots.append(slot)
-            if w.sample:
-                rows.append(start - 1)
-        at = np.concatenate(positions)
-        sent = self._send(np.stack([np.concatenate(tokens), at, np.concatenate(lengths), np.concatenate(pages)]))
-        batch.tokens = torch.cat([batch.tokens, sent[0]])
-        cos, sin = self.model.config.rotary.angles(sent[1], sent[2])
-        more, n = self._send(np.array([*cu_q, *cu_k, *rows], dtype=np.int64)), len(cu_q)
-        batch.rows, all_slots = more[2 * n :], None
-        if reused:
-            all_slots = self._send(np.concatenate(slots))
-            for p, w, first in zip(parts, prompts, cu_k, strict=False):
-                p.slots = all_slots[first : first + w.end] if w.start else None
-        batch.prompts = Prompts(parts, cos, sin, sent[3].int()[:, None], (sent[1] % self.block + 1).int(), more[:n].int(),
-                                more[n : 2 * n].int(), all_slots)  # fmt: skip
+        keys = sum([w.end for w in prompts]) if any([w.start for w in prompts]) else 0
+        sizes = Sizes(len(decoding), sum([w.end - w.start for w in prompts]), len(prompts), keys)
+        room = self._room(sizes)
+        numbers, wanted, parts = self._mixed_numbers(decoding, prompts, room or sizes)
+        sent = self._send(numbers)
+        if room is not None and room in self.mixed_graphs:
+            if self.mixed_graphs[room] is None:
+                made = captured(lambda: self.model.hidden(self._mixed(sent, room), self.pages), self.pool, warm=True)
+                self.mixed_graphs[room] = sent, *made, self.model.angles
+            given, graph, results, _ = self.mixed_graphs[room]
+            given.copy_(sent)
+            graph.replay()
+            return self.model.logits(*(t[:wanted] for t in results))
+        batch = self._mixed(sent, room or sizes, wanted)
+        if room is not None:
+            self.mixed_graphs[room] = None
+        elif batch.prompts is not None and (self.device.type == "cpu" or self.model.rows):
+            batch.prompts.parts = parts
+        if self.device.type == "cpu" and decoding:
+            batch.tables = batch.tables[:, : -(-max(w.end for w in decoding) // self.block)]
         return self.model(batch, self.pages)
+
+    def _room(self, sizes: Sizes) -> Sizes | None:
+        """The least that is captured and has room for a step; None where it runs as it is."""
+        decoding = next((n for n in DECODING if n >= sizes.decoding), None)
+        tokens = next((n for n in TOKENS if n >= max(sizes.tokens, sizes.parts * SHORT)), None)
+        alone = not self.model.rows and self.model.exchange is None  # on several GPUs it was not measured
+        if self.pool is None or not alone or decoding is None or tokens is None or sizes.keys > KEYS:
+            return None
+        return Sizes(decoding, tokens, tokens // SHORT, KEYS if sizes.keys else 0)
+
+    def _mixed_numbers(self, decoding: list[Work], prompts: list[Work], room: Sizes) -> tuple[np.ndarray, int, Any]:
+        """The input of a step, int64, how many rows are wanted, and :class:`Prompts`' parts. What is left is of no sequence."""
+        numbers, wanted, parts, at, key = np.zeros(sum(room.fields), dtype=np.int64), [*range(len(decoding))], [], 0, 0
+        sequences, every, cu_q, cu_k, rows, slots = np.split(numbers, np.cumsum(room.fields)[:-1])
+        sequences, (tokens, positions, lengths, pages) = sequences.reshape(-1, 3), every.reshape(4, -1)
+        sequences[:, 0], pages[:] = self.slots, -1
+        sequences[: len(decoding)] = self._numbers(decoding, greedy=True)[0]
+        for i, w in enumerate(prompts):
+            s, table, own = w.sequence, self.table[w.sequence.slot], slice(at, at + w.end - w.start)
+            tokens[own], positions[own] = s.tokens[w.start : w.end], np.arange(w.start, w.end)
+            lengths[own], pages[own] = np.maximum(positions[own] + 1, s.prompt), table[positions[own] // self.block]
+            if room.keys:
+                keys = np.arange(w.end)
+                slots[key : key + w.end] = table[keys // self.block].astype(np.int64) * self.block + keys % self.block
+            parts.append((own, slice(key, key + w.end) if w.start else None))
+            at, key = own.stop, key + w.end
+            cu_q[i + 1 :], cu_k[i + 1 :] = at, key
+            if w.sample:
+                wanted.append(room.decoding + at - 1)
+        rows[: len(wanted)] = wanted
+        return numbers, len(wanted), parts
 
     def keep(self, work: list[Work], tokens: Tensor) -> None:
         """Stores the newest token of each sequence where the next step finds it."""
@@ -185,6 +219,17 @@ class Runner:
         slots, tokens = sent[:, 0], sent[:, 2:]
         tokens = torch.where(tokens < 0, self.last[slots][:, None], tokens)
         return Batch(tokens.reshape(-1), sent[:, 1].int().contiguous(), self.tables[slots, :width], tokens.shape[1])
+
+    def _mixed(self, sent: Tensor, room: Sizes, wanted: int | None = None) -> Batch:
+        """Of a step's input on the device, and the first ``wanted`` rows (all if None)."""
+        sequences, every, cu_q, cu_k, rows, slots = sent.split(room.fields)
+        tokens, positions, lengths, pages = every.view(4, -1)
+        batch = self._decoding(sequences.view(-1, 3), self.width)
+        batch.tokens, batch.rows = torch.cat([batch.tokens, tokens]), rows[:wanted]
+        cos, sin = self.model.config.rotary.angles(positions, lengths)
+        batch.prompts = Prompts(cos, sin, pages.int()[:, None], (positions % self.block + 1).int(), cu_q.int(), cu_k.int(),
+                                slots if room.keys else None)  # fmt: skip
+        return batch
 
     def _update(self, work: list[Work]) -> None:
         """Sends the pages that sequences got since the last step."""
@@ -226,7 +271,6 @@ class Runner:
         if queries > 1:
             most = min(most, max(CHECKED // queries, 1))
         sizes = sorted({*(size for size in GRAPHS if size < most), most})
-        pool = next((g.graph.pool() for made in self.graphs.values() for g in made.values()), None)
         made: dict[int, Graph] = {}
         for size in reversed(sizes):
             given = torch.zeros(size * (2 + 4 * queries), dtype=torch.int64, device=self.device)
@@ -245,7 +289,7 @@ class Runner:
                         batch = Batch(newest, batch.lengths + there, batch.tables)
                 return logits, found[0] if steps == 1 else torch.stack(found, 1)
 
-            graph, (logits, tokens) = captured(launch, pool)
-            pool = pool or graph.pool()
+            graph, (logits, tokens) = captured(launch, self.pool)
+            self.pool = graph.pool()
             made[size] = Graph(graph, given, logits, tokens)
         self.graphs[queries, steps] = {size: made[size] for size in sizes}
