@@ -59,15 +59,20 @@ def test_ranks_share_the_cores(monkeypatch):
     """Of a machine on which PyTorch would take seven threads."""
     for name in ("OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
+
+    class Started:
+        def __init__(self, _, env, **more):
+            started.append(env["OMP_NUM_THREADS"])
+
     set_to, started = [], []
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
-    monkeypatch.setattr(subprocess, "Popen", lambda _, env, **more: started.append(env["OMP_NUM_THREADS"]))
-    _, ranks = team._start(3)
-    for _, said in ranks:
-        said.close()
-    assert set_to == [2] and started == ["2", "2"]
+    monkeypatch.setattr(subprocess, "Popen", Started)
+    for name in ("watch", "end"):
+        monkeypatch.setattr(team.Team, name, lambda self: None)
+    with team.team(3):
+        assert set_to == [2] and started == ["2", "2"]
 
 
 def test_parallelism_that_cannot_be(tmp_path, monkeypatch):
