@@ -69,8 +69,8 @@ def test_ranks_share_the_cores(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
     monkeypatch.setattr(subprocess, "Popen", Started)
-    for name in ("watch", "end"):
-        monkeypatch.setattr(team.Team, name, lambda self: None)
+    monkeypatch.setattr(team.Team, "watch", lambda self: None)
+    monkeypatch.setattr(team.Team, "end", lambda self: [said.close() for _, said in self.started.values()])
     with team.team(3):
         assert set_to == [2] and started == ["2", "2"]
 
