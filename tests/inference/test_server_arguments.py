@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import sys
 import time
+import types
 
 import httpx
 import jsonschema
@@ -374,3 +376,17 @@ def test_schemas_by_other_names(ask):
             (path, {**base, "response_format": {"type": "json_object"}}), (path, {**base, **same[0], **same[3]})
         )
         assert texts(objects)[0].lstrip().startswith("{") and twice.status_code == 400
+
+
+@pytest.mark.parametrize("there", ["nothing", "an older one"])
+def test_a_schema_without_its_package_is_refused_with_the_install_line(llm, ask, monkeypatch, there):
+    def older(*_, **__):
+        raise TypeError("argument 'eos_token': 'list' object cannot be interpreted as an integer")
+
+    package = None if there == "nothing" else types.SimpleNamespace(LLTokenizer=older)
+    monkeypatch.setitem(sys.modules, "llguidance", package)
+    monkeypatch.setattr(llm.tokenizer, "grammar", None)
+    (found,) = ask((CHAT, {"messages": USER, "guided_json": {"enum": ["a"]}}))
+    assert found.status_code == 400 and "pip install 'weft[json]'" in found.json()["error"]["message"]
+    with pytest.raises(ModuleNotFoundError, match=r"llguidance, 1\.7 or newer"):
+        llm.generate(["x"], SamplingParameters(json_schema={"enum": ["a"]}))

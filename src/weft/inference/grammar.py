@@ -8,7 +8,7 @@ from weft.inference.config import ModelConfig
 from weft.inference.tokenizer import Tokenizer
 
 WHITESPACE: Any = {"whitespace_pattern": r"( |\n[ \t]{0,32})?"}  # any more, and a model may write it without end
-INSTALL = "output of a JSON schema needs the package llguidance: pip install 'weft[json]'"
+INSTALL = "output of a JSON schema needs the package llguidance, 1.7 or newer: pip install 'weft[json]'"
 
 
 class Grammar:
@@ -31,7 +31,7 @@ class Grammar:
         """At its beginning.
 
         Raises:
-            ModuleNotFoundError: no llguidance.
+            ModuleNotFoundError: no llguidance, or an older one.
             ValueError: no tokenizer, a schema that is none, that no output satisfies, or that it cannot follow.
         """
         try:
@@ -42,9 +42,13 @@ class Grammar:
             raise ValueError("argument 'json_schema' without a tokenizer; expected one, for its tokens' texts")
         if tokenizer.grammar is None:
             ends = [token for token in config.eos if token < tokenizer.size]
-            tokenizer.grammar = llguidance.LLTokenizer(
-                tokenizer.backend.to_str(), n_vocab=max(config.vocab_size, tokenizer.size), eos_token=ends or None
-            )
+            size = max(config.vocab_size, tokenizer.size)
+            try:
+                tokenizer.grammar = llguidance.LLTokenizer(
+                    tokenizer.backend.to_str(), n_vocab=size, eos_token=ends or None
+                )
+            except TypeError as older:  # it takes one end token alone
+                raise ModuleNotFoundError(INSTALL, name="llguidance") from older
         if "x-guidance" in schema:
             raise ValueError(
                 "argument 'json_schema' has 'x-guidance', which is for llguidance; expected JSON Schema alone"

@@ -190,7 +190,7 @@ def make_app(
         if (schema := choices[0].parameters.json_schema) is not None:
             try:
                 made = Grammar.of(tokenizer, driver.facts.config, schema)
-            except ValueError as error:
+            except (ValueError, ModuleNotFoundError) as error:
                 why = str(error).replace("argument 'json_schema'", f"argument '{body.schema_argument}'")
                 raise BadRequest(why, body.schema_argument) from None
             for choice in choices:

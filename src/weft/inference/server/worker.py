@@ -172,8 +172,7 @@ class Worker:
         """In a thread of its own: adds the request once more, with its grammar or what is wrong with it."""
         from weft.inference.grammar import Grammar
 
-        schema = parameters.json_schema
-        assert schema is not None
+        schema = parameters.json_schema or {}
         if name not in self._compiling:  # its client has left
             return
         try:
@@ -281,7 +280,8 @@ def work(arguments: dict[str, Any], link: Connection | None) -> None:
         link.send(error)
         sys.exit(1)
     if link is None:
-        assert ranks is not None
+        if ranks is None:
+            raise ValueError("argument 'link' is None in a process alone; expected one to the server")
         follow(llm.engine, ranks)
         return
     sends = link
