@@ -1,7 +1,8 @@
 """``weft.LLM``: a model folder, and text or tokens from it."""
 
 import itertools
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,7 +41,8 @@ class Completion:
 
 
 class LLM:
-    """A language model from a folder in Hugging Face's format, or from a GGUF file.
+    """A language model from a folder in Hugging Face's format, or from a GGUF file. Several threads may call it, and several
+    streams go on at once; their requests share its steps.
 
     Args:
         folder: with ``config.json``, safetensors (also AWQ, GPTQ, FP8, compressed-tensors) and ``tokenizer.json``; or a
@@ -126,6 +128,8 @@ class LLM:
             guesses = NGram(DRAFT)
         self.engine = Engine(model, self.tokenizer, sizes, draft=guesses, exchange=ranks)
         self._ids = itertools.count()
+        self._parts: dict[str, list[Output]] = {}  # of requests, by id: outputs that came
+        self._lock = threading.RLock()  # a stream that is collected in a step ends its request
 
     def generate(
         self, prompts: Any, parameters: SamplingParameters | Items[SamplingParameters] | None = None,
@@ -147,31 +151,27 @@ class LLM:
             raise ValueError(
                 f"argument 'parameters' has {len(each)} entries; expected one for each of {len(prompts)} prompts"
             )
-        ids = self._add(prompts, each)
-        parts: dict[str, list[Output]] = {name: [] for name in ids}
+        parts = self._add(prompts, each)
         try:
             while any(not p or p[-1].finish_reason is None for p in parts.values()):
-                for output in self.engine.step():
-                    if output.request_id in parts:
-                        parts[output.request_id].append(output)
-        except BaseException:
-            for name in ids:
-                self.engine.abort(name)
-            raise
-        return [_completion(parts[name]) for name in ids]
+                self._step()
+            return [_completion(p) for p in parts.values()]
+        finally:
+            self._leave(parts)
 
     def stream(self, prompt: Prompt, parameters: SamplingParameters | None = None) -> Iterator[Output]:
         """The outputs of one prompt as they come; closing the iterator ends the request."""
-        (name,) = self._add([prompt], [parameters or SamplingParameters()])
+        parts = self._add([prompt], [parameters or SamplingParameters()])
+        (came,) = parts.values()
         try:
             while True:
-                for output in self.engine.step():
-                    if output.request_id == name:
-                        yield output
-                        if output.finish_reason is not None:
-                            return
+                while came:
+                    yield (output := came.pop(0))
+                    if output.finish_reason is not None:
+                        return
+                self._step()
         finally:
-            self.engine.abort(name)
+            self._leave(parts)
 
     def chat(
         self, messages: Items[dict[str, Any]], parameters: SamplingParameters | None = None, **template: Any
@@ -185,19 +185,34 @@ class LLM:
         """
         return self.generate([self.tokenizer.chat(messages, **template)], parameters)[0]
 
-    def _add(self, prompts: Items[Prompt], parameters: Items[SamplingParameters]) -> list[str]:
+    def _add(self, prompts: Items[Prompt], parameters: Items[SamplingParameters]) -> dict[str, list[Output]]:
+        """Starts requests; the lists, by their ids, get their outputs."""
         tokens = [self.tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
-        ids: list[str] = []
+        parts: dict[str, list[Output]] = {}
         try:
             for prompt, each in zip(tokens, parameters, strict=True):
                 name = f"llm-{next(self._ids)}"
-                self.engine.add(name, prompt, each)
-                ids.append(name)
-        except ValueError:
+                with self._lock:
+                    self.engine.add(name, prompt, each)
+                    parts[name] = self._parts[name] = []
+        except BaseException:
+            self._leave(parts)
+            raise
+        return parts
+
+    def _step(self) -> None:
+        """A step, whose outputs go to those that wait for them: other streams and threads too."""
+        with self._lock:
+            for output in self.engine.step():
+                if (parts := self._parts.get(output.request_id)) is not None:
+                    parts.append(output)
+
+    def _leave(self, ids: Iterable[str]) -> None:
+        """Ends requests, where they have not ended."""
+        with self._lock:
             for name in ids:
                 self.engine.abort(name)
-            raise
-        return ids
+                del self._parts[name]
 
 
 def _completion(parts: list[Output]) -> Completion:
