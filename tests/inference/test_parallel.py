@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import types
 
 import pytest
 import tiny
@@ -10,6 +11,9 @@ import torch
 from where import ROOT, python
 
 import weft
+from weft.inference.checkpoint import Folder
+from weft.inference.config import read_config
+from weft.inference.model import Decoder
 from weft.inference.quantize_model import write
 from weft.inference.quantized import Scheme
 from weft.inference.server import team
@@ -80,3 +84,15 @@ def test_parallelism_that_cannot_be(tmp_path, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(ValueError, match="torchrun --nproc-per-node 2"):
         weft.LLM(tmp_path, device="cpu", tensor_parallel=2)
+
+
+@pytest.mark.parametrize("family, changes, why", [
+    ("llama", {}, "2 key/value heads and 96 hidden units"),
+    ("qwen3_moe", {"num_key_value_heads": 4, "moe_intermediate_size": 30, "num_experts": 4, "num_experts_per_tok": 2},
+     "4 key/value heads and 96 and 30 hidden units"),
+])  # fmt: skip
+def test_what_four_ranks_cannot_share_is_named(tmp_path, family, changes, why):
+    tiny.folder(tmp_path, family, **changes)
+    exchange = types.SimpleNamespace(rank=3, ranks=4)
+    with pytest.raises(ValueError, match=f"tensor parallelism of 4: expected a divisor of the model's {why}"):
+        Decoder(read_config(tmp_path), Folder(tmp_path), torch.device("cpu"), torch.float32, exchange=exchange)

@@ -285,10 +285,14 @@ class Decoder:
         quantise: Quantise | None = None, exchange: Ranks | None = None, invariant: bool = False,
     ):  # fmt: skip
         rank, ranks = (0, 1) if exchange is None else (exchange.rank, exchange.ranks)
-        if config.kv_heads % ranks or config.intermediate_size % ranks:
+        e = config.experts
+        widths = (
+            [config.intermediate_size] if e is None else [config.intermediate_size, e.intermediate_size, e.shared_size]
+        )
+        if any(shared % ranks for shared in (config.kv_heads, *widths)):
             raise ValueError(
                 f"tensor parallelism of {ranks}: expected a divisor of the model's {config.kv_heads} key/value heads and "
-                f"{config.intermediate_size} hidden units"
+                f"{' and '.join(str(width) for width in widths if width)} hidden units"
             )
         load = Loader(source, device, dtype, quantise, rank, ranks, INVARIANT_ROWS if invariant else 0)
         self.config, self.device, self.dtype, self.exchange, self.rows = config, device, dtype, exchange, load.rows
