@@ -156,6 +156,25 @@ def test_abort_in_every_state(model, overlap):
         engine.add("0", prompts[0], GREEDY)  # its name is free
 
 
+def test_a_step_that_raises_loses_no_outputs(model, monkeypatch):
+    """A request ends in it, before another one's launch raises: the next step says so."""
+    prompts, p = prompts_of(5, 7), replace(GREEDY, repetition_penalty=1.1)
+    expected = alone(model, prompts[:1], p)[0]
+    engine, found = engine_of(model, overlap=True), []
+    engine.add("ends", prompts[0], p)
+    engine.add("goes on", prompts[1], replace(p, max_tokens=50))
+    while len(found) < len(expected) - 1:
+        found += [t for output in engine.step() if output.request_id == "ends" for t in output.token_ids]
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(engine.runner, "launch", lambda *_: 1 / 0)
+        engine.step()
+    assert [*engine.requests] == ["goes on"]
+    engine.abort("goes on")
+    ended = {output.request_id: output for output in engine.step()}
+    assert [*found, *ended["ends"].token_ids] == expected and ended["ends"].finish_reason == "length"
+    assert ended["goes on"].finish_reason == "abort" and not engine.busy() and engine.blocks.used == 0
+
+
 def test_what_can_never_run_is_refused(model):
     engine = engine_of(model, cache_tokens=64)
     for prompt, why in (

@@ -302,6 +302,52 @@ def test_a_step_that_raises_ends_its_requests_and_not_the_server(model, monkeypa
         driver.stop()
 
 
+def test_an_engine_without_a_token_between_faults_is_given_up(model, monkeypatch):
+    """A request's fault is followed by a step that only says that it was ended."""
+    from weft import LLM
+    from weft.inference.parameters import SamplingParameters
+    from weft.inference.server.driver import Driver, Failed
+    from weft.inference.server.worker import Worker
+
+    llm = LLM(model, device="cpu")
+    driver = Driver(llm.engine)
+    monkeypatch.setattr(llm.engine, "_launch", lambda _: 1 / 0)
+
+    async def run():
+        async for _ in driver.outputs([1, 2, 3], SamplingParameters(max_tokens=4)):
+            pass
+
+    try:
+        for _ in range(Worker.FAULTS):
+            assert driver.failure is None
+            with pytest.raises(Failed, match="ZeroDivisionError"):
+                asyncio.run(run())
+        assert "ZeroDivisionError" in driver.failure
+    finally:
+        driver.stop()
+
+
+def test_schemas_that_python_takes_for_equal(model):
+    from weft import LLM
+    from weft.inference.parameters import SamplingParameters
+    from weft.inference.server.driver import Driver
+
+    llm = LLM(model, device="cpu")
+    driver = Driver(llm.engine)
+
+    async def text(schema):
+        parameters = SamplingParameters(json_schema=schema, max_tokens=40, temperature=0)
+        return "".join([output.text async for output in driver.outputs([1, 2, 3], parameters)])
+
+    async def texts():
+        return [await text(schema) for schema in ({"const": 1}, {"const": True}, {"enum": [True]}, {"enum": [1]})]
+
+    try:
+        assert asyncio.run(texts()) == ["1", "true", "true", "1"]
+    finally:
+        driver.stop()
+
+
 def test_json_of_a_schema(server):
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     found = server.client.chat.completions.create(

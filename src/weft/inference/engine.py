@@ -120,7 +120,7 @@ class Engine:
         self.runner = config.runner(model, self.ahead, 1 if exchange is None else exchange.ranks)
         self.requests: dict[str, Sequence] = {}
         self.in_flight: Step | None = None
-        self.ended: list[Output] = []  # of requests that were aborted
+        self.outputs: list[Output] = []  # what the next step returns, also where this one raises
         self.counted = Stats()
         if config.graphs and model.device.type == "cuda":
             self.capture(config.most_sequences)
@@ -185,10 +185,10 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """Ends a request; the next step says so. One that is not there is left out."""
         if (sequence := self.requests.get(request_id)) is not None:
-            self.ended.append(self._end(sequence, "abort"))
+            self.outputs.append(self._end(sequence, "abort"))
 
     def busy(self) -> bool:
-        return bool(self.requests or self.in_flight or self.ended)
+        return bool(self.requests or self.in_flight or self.outputs)
 
     @property
     def stats(self) -> Stats:
@@ -205,18 +205,18 @@ class Engine:
         if torch.is_autocast_enabled(self.model.device.type):
             with without_modes():
                 return self.step()
-        outputs, self.ended = self.ended, []
         if not self.config.overlap or self.draft is not None or any(s.history for s in self.scheduler.running):
-            outputs += self._finish()
+            self._finish()
         work = self.scheduler.schedule(self.in_flight is not None, self.ahead)
         if work is None:
-            outputs += self._finish()
+            self._finish()
             work = self.scheduler.schedule(False, self.ahead)
         launched = self._launch(work) if work else None
-        outputs += self._finish()
+        self._finish()
         self.in_flight = launched
         if not (self.config.overlap and self.requests):
-            outputs += self._finish()
+            self._finish()
+        outputs, self.outputs = self.outputs, []
         return outputs
 
     def _guess(self, decoding: list[Work], prompts: list[Work]) -> int:
@@ -286,14 +286,14 @@ class Engine:
         event.record()
         return Step(work, queries, there, event)
 
-    def _finish(self) -> list[Output]:
+    def _finish(self) -> None:
         """Waits for the step in flight, if there is one, and gives each sequence its tokens."""
         step, self.in_flight = self.in_flight, None
         if step is None:
-            return []
+            return
         if step.ready is not None:
             step.ready.synchronize()
-        tokens, outputs, at = step.sampled.tokens.tolist(), [], 0
+        tokens, outputs, at = step.sampled.tokens.tolist(), self.outputs, 0
         for w in step.work:
             sequence, first = w.sequence, at
             at += step.queries if w.decodes else w.sample
@@ -312,7 +312,6 @@ class Engine:
             self.counted.draft_tokens += len(w.draft)
             self.counted.accepted_tokens += taken - 1
             outputs.append(self._output(sequence, found[:taken], step.sampled, first))
-        return outputs
 
     def _output(self, sequence: Sequence, tokens: list[int], sampled: Sampled, row: int) -> Output:
         """Takes new tokens, up to the one that ends the request."""

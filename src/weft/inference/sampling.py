@@ -73,7 +73,7 @@ def best(logits: Tensor) -> Tensor:
     The flag travels with the token, so the device is not asked for it.
     """
     if logits.is_cuda:
-        zero = torch.zeros(len(logits), device=logits.device)
+        zero = torch.zeros(len(logits), dtype=torch.float32, device=logits.device)
         found: Tensor = ops.draw_tokens(logits, zero, zero)
         return found
     tokens = logits.argmax(-1)

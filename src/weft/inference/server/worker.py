@@ -83,7 +83,7 @@ class Worker:
         calls: where they come.
     """
 
-    FAULTS = 3  # steps in a row that raise, after which the engine is given up
+    FAULTS = 3  # steps that raise, without a token in between, after which the engine is given up
 
     def __init__(
         self, engine: "Engine", give: Callable[[Report], None], repeat: Callable[[list[Any] | None], None] | None = None,
@@ -97,7 +97,7 @@ class Worker:
         self._made: list[Any] = []  # calls, to be repeated
         self._compiling: set[str] = set()  # requests whose grammar is not there yet
         self._compiler = ThreadPoolExecutor(1)
-        self._newest: tuple[dict[str, Any], Grammar] | None = None
+        self._newest: tuple[str, Grammar] | None = None  # by the schema's text: 1 is not true, and order matters
 
     def run(self) -> None:
         """Until the call None comes."""
@@ -110,8 +110,10 @@ class Worker:
                     if self.repeat is not None:
                         made, self._made = self._made, []
                         self.repeat(made)
-                    self._found += self.engine.step()
-                    faults = 0
+                    found = self.engine.step()
+                    self._found += found
+                    if any(output.token_ids for output in found):
+                        faults = 0
             except Exception as error:  # whatever a step raises ends those in work, and the server goes on
                 faults += 1
                 self.fault = f"{type(error).__name__}: {error}"
@@ -176,8 +178,9 @@ class Worker:
         if name not in self._compiling:  # its client has left
             return
         try:
-            if self._newest is None or self._newest[0] != schema:
-                self._newest = (schema, Grammar.of(self.engine.tokenizer, self.engine.model.config, schema))
+            written = json.dumps(schema)
+            if self._newest is None or self._newest[0] != written:
+                self._newest = (written, Grammar.of(self.engine.tokenizer, self.engine.model.config, schema))
             made: Any = self._newest[1].copy()
         except Exception as error:
             made = error
