@@ -45,6 +45,11 @@ class Computed(TorchDispatchMode):
         super().__init__()
         self.names: list[str] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: else PyTorch imports all of its compiler, in each forked process anew, to leave this mode out of graphs."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         if name not in ALLOWED and name not in self.names:
