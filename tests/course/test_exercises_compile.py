@@ -6,12 +6,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from weft.learn import course
 
 SOURCES = [str(e.folder / "exercise.py") for e in course.exercises() if e.kind == "triton"]
 BLOCKS = {"BLOCK": 64, "ROWS": 16, "COLS": 32, **dict.fromkeys(("TM", "TN", "TK", "M", "N", "D"), 32)}
 
 
+@pytest.mark.share(2)
 def test_solutions_compile_for_a_gpu():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     environment.pop("TRITON_INTERPRET", None)

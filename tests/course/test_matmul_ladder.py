@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import turns
 from cuda_on_cpu import compiled
 from where import DEVICE, ROOT
 
@@ -59,6 +60,7 @@ MISTAKES = {
     "a block's rank in its descriptors": (12, "(address & 0x3ffff) >> 4", "address >> 4"),
     "the other block left out": (12, "k * BK, barrier, 3);", "k * BK, barrier, 1 << rank);"),
 }  # fmt: skip
+WRONG = [name for name in MISTAKES if turns.has(f"ladder {name}", 5)]  # of this run: each is compiled
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,7 @@ def machine(tmp_path_factory):
         for i, (name, (number, good, bad)) in enumerate(MISTAKES.items()):
             if number in numbers:
                 assert right.count(good) == 1, f"{name}: the ladder has no single '{good}'"
+            if number in numbers and name in WRONG:
                 spaces.append(f"namespace wrong{i} {{\n{source(right.replace(good, bad))}}}")
                 calls[name] = f"wrong{i}::{ladder.KERNELS[number].expression}"
         call = 'if (!std::strcmp(words[1], "{}")) return check({}, words + 2);'
@@ -113,7 +116,7 @@ def test_a_persistent_rung_is_right_with_any_number_of_blocks(machine, number):
         assert machine(number, (1160, 520, 136), blocks, grid=blocks * cluster) == "right\n"
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", WRONG)
 def test_a_mistake_is_noticed(machine, mistake):
     number = MISTAKES[mistake][0]
     sizes = (136, 264, 456) if number <= 8 else (392, 776, 456)

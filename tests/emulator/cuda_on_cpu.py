@@ -26,6 +26,7 @@ HERE = ROOT / "tests/emulator"
 FLAGS = ("-std=c++17", "-O1", "-w", "-Wno-psabi", "-U_FORTIFY_SOURCE", f"-I{HERE}")
 BUFFERS, MAPS_BYTES = 11, 6 * 17 * 8  # of ``Job`` in ptx_on_cpu.hpp
 FRAME = 64  # bytes before and behind a result that must stay as they were
+TOGETHER = 8  # kernels with mistakes in a program, the first with the right ones: each program costs a second besides
 
 
 # ---- programs --------------------------------------------------------------------------------------------------------
@@ -132,16 +133,18 @@ class Emulated:
             id(case): suite.made(case).launch for case in suite.cases.values()
         }  # the result is computed with it
         launches = list(dict.fromkeys(launch_of.values()))
-        programs = {"right": {"right": (cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(suite.text)), launches)}}
-        self.places = {body: ("right", number) for number, body in enumerate(launches)}
-        for half in range(2):  # compiled side by side
-            spaces = programs[f"wrong{half}"] = {}
-            for number, name in enumerate(list(wrong)[half::2]):
-                text = cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(wrong[name]))
-                case = suite.of_mistake(name)
-                spaces[f"wrong{number}"] = (text, [launch_of.get(id(case)) or suite.made(case).launch])
-                self.places[name] = (f"wrong{half}", number)
-        self.programs = compiled(folder, {name: _program(spaces) for name, spaces in programs.items() if spaces})
+        right = cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(suite.text)), launches
+        programs = [{"right": right}]
+        self.places = {body: ("0", number) for number, body in enumerate(launches)}
+        for number, name in enumerate(wrong):
+            if number % TOGETHER == TOGETHER - 1:
+                programs.append({})
+            text = cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(wrong[name]))
+            case = suite.of_mistake(name)
+            before = sum(len(bodies) for _, bodies in programs[-1].values())
+            programs[-1][f"wrong{number}"] = (text, [launch_of.get(id(case)) or suite.made(case).launch])
+            self.places[name] = (str(len(programs) - 1), before)
+        self.programs = compiled(folder, {str(i): _program(spaces) for i, spaces in enumerate(programs)})
 
     def _wrong(self, name: str) -> str:
         text, changes = self.suite.text, {**self.suite.mistakes, **self.suite.others}[name][1:]

@@ -139,6 +139,7 @@ def test_an_nvidia_smi_that_fails_is_a_finding(tools):
     assert found["nvidia-driver"]["status"] == "fail" and "reboot" in found["nvidia-driver"]["fix"]
 
 
+@pytest.mark.share(2)
 def test_full_level_runs_work():
     pytest.importorskip("torch", reason="the trial needs PyTorch")
     pytest.importorskip("triton", reason="the trial's kernel needs Triton")

@@ -88,6 +88,7 @@ def masks(monkeypatch):
     transformers.AttentionInterface.register("weft", ours)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_and_gradients_are_those_of_eager_attention_and_no_mask_is_stored(name, masks):
     def train(m):
@@ -115,6 +116,7 @@ def test_padding_is_hidden(name, side, masks):
     assert all(m.padding.shape == (2, 1, 1, 11) for m in masks)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(
     ("name", "cache"), [(name, "dynamic") for name in MODELS] + [("Mistral", "static"), ("GptOss", "static")]
 )

@@ -69,6 +69,7 @@ def patched(name, **options):
     return ours, theirs, weft.patch(ours)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_losses_gradients_logits_and_text_are_those_of_the_model(name):
     ours, theirs, done = patched(name)

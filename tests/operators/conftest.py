@@ -6,7 +6,7 @@ import functools
 import pytest
 import turns
 
-SHARE_OF_MISTAKES = 4  # a run has one in so many; each is compiled, which takes longer than to run it
+SHARE_OF_MISTAKES = 12  # a run has one in so many; each is compiled, which takes longer than to run it
 
 pytest.register_assert_rewrite("emulated", "refused")
 

@@ -56,7 +56,7 @@ def with_gradients(function, tensors):
     return [*out, *torch.autograd.grad(total, leaves)]
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_compiler_keeps_the_operator(name):
     graphs = []

@@ -78,6 +78,7 @@ def test_a_third_tensor_leaves_the_gradient_of_a_norm_eight_warps_a_multiprocess
     assert min(c["PER_SM"], room) * c["THREADS"] >= 8 * 32
 
 
+@pytest.mark.share(2)
 def test_rows_are_loaded_by_the_longest_vectors_that_divide_them():
     """Triton alone sees only whether 16 divides a row's length: of 4,104 columns it loads each by itself."""
     found = json.loads(printed(str(ROOT / "tests/operators/vector_widths.py")))

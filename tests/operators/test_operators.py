@@ -58,13 +58,13 @@ def is_the_public_functions(check):
 
 
 def in_turn(checks):
-    """The checks of this run, and the others. Interpreted, a run has one workload in six, in fp16 in twelve and of one
+    """The checks of this run, and the others. Interpreted, a run has one workload in nine, in fp16 in 18 and of one
     implementation in two, at each commit in continuous integration other ones; with WEFT_LONG=all, and on a GPU, it has
     all."""
     if DEVICE == "cuda" or turns.WANTED == "all":
         return checks, []
     of = checks[0]
-    step = min(6 if of.workload.dtype == "fp32" else 12, len(checks))
+    step = min(9 if of.workload.dtype == "fp32" else 18, len(checks))
     first = turns.turn(f"{of.operator.name} {of.implementation} {of.direction}", step)
     return checks[first::step], [c for i, c in enumerate(checks) if i % step != first]
 
@@ -105,7 +105,7 @@ def test_something_of_ours_is_verified_here(op):
         assert any(op.implementations[n].ours for n, d in verified if d == direction and n != verify.PUBLIC)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @by_name(OPERATORS)
 def test_every_mutant_is_rejected_for_what_it_computes(op, monkeypatch):
     """And not because it raises: an exception says nothing about the tolerance."""
@@ -134,7 +134,7 @@ def test_each_direction_has_mutants(op):
         assert sum(d == direction for d, _ in names) >= 4
 
 
-@by_name([op for op in OPERATORS if turns.has(f"right {op.name}", 3)])
+@by_name([op for op in OPERATORS if turns.has(f"right {op.name}", 6)])
 def test_what_is_right_is_no_mutant(op):
     """The harness that rejects mutants accepts the reference, at every workload: mutants die of what is wrong with them."""
 
@@ -232,8 +232,8 @@ def test_the_choice_of_an_implementation_is_explained(op):
 @pytest.mark.skipif(DEVICE == "cuda", reason="kernels are interpreted only without a GPU; there opcheck runs on it")
 def test_every_operator_runs_on_cpu_tensors_and_passes_opcheck():
     """In a process of its own: here, without a GPU, CPU tensors are interpreted. Of an operator's forms (which arguments are
-    None) an eighth, at another commit another one."""
-    step = 1 if turns.WANTED == "all" else 8
+    None) a sixteenth, at another commit another one."""
+    step = 1 if turns.WANTED == "all" else 16
     words = map(str, (turns.turn("opcheck", step), step))
     said = printed("-W", "error", str(ROOT / "tests/operators/opchecks.py"), *words)
     softmaxes = [f"{name}_cluster{of}" for name in ("softmax", "log_softmax") for of in ("", "_backward")]
@@ -260,7 +260,7 @@ for op in registry.select():
 
 
 def test_public_functions_run_the_reference_on_the_cpu_in_every_dtype():
-    step = 1 if turns.WANTED == "all" else 4
+    step = 1 if turns.WANTED == "all" else 8
     printed("-W", "error", "-c", ON_CPU, str(turns.turn("on a CPU", step)), str(step))
 
 
@@ -272,7 +272,7 @@ def test_every_operator_passes_opcheck_on_the_gpu():
         opchecks.opcheck(sample)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @by_name([op for op in OPERATORS if "backward" in op.directions])
 def test_second_gradients_are_right_or_refused(op):
     """What has no formula for a second gradient says so; silence would be a wrong answer."""
@@ -304,7 +304,7 @@ def test_second_gradients_are_right_or_refused(op):
             torch.testing.assert_close(a.double(), b, rtol=1e-3, atol=1e-3 * float(b.abs().max()))
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @by_name([op for op in OPERATORS if "backward" in op.directions])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_are_taken_for_the_arguments_that_want_them(op, dtype):

@@ -81,7 +81,7 @@ def test_lazily_negated_arguments(op):
     same(op.public(**lazy), op.public(**given))
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @by_name([op for op in OPERATORS if "backward" in op.directions])
 def test_lazily_negated_gradients(op):
     w = middling(op)

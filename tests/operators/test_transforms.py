@@ -91,6 +91,7 @@ def test_a_batch_is_found_in_a_thread_that_does_not_know_of_it():
     assert found[1] is None and torch._remove_batch_dim(found[0], 1, 2, 0).tolist() == [[0, 2, 4], [6, 8, 10]]
 
 
+@pytest.mark.share(2)
 def test_dtensors_are_taken_or_refused_by_name(tmp_path):
     script = str(ROOT / "tests/operators/sharded_operators.py")
     done = python(script, str(tmp_path / "meeting"), timeout=300, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")

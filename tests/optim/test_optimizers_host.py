@@ -172,6 +172,7 @@ def test_lists_of_a_copied_optimizer_are_its_own():
     torch.testing.assert_close(other.detach(), before[2] - 0.5)
 
 
+@pytest.mark.share(2)
 def test_every_kind_compiles_for_every_architecture():
     printed(str(ROOT / "tests/optim/compiled_optimizers.py"))
 

@@ -18,7 +18,7 @@ def run(case, processes, place, device="cpu", **variables):
 OURS = {"TRITON_INTERPRET": "1"}  # kernels of ours step the shards
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("case", "processes", "variables"), [("two_processes", 2, {}), ("element_wise", 2, OURS), ("two_dimensions", 4, {})]
 )

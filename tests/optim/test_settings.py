@@ -56,7 +56,7 @@ def stepped(name: str, where: str, set_up=lambda: None) -> tuple[list, dict]:
     return params, optimizer.state_dict()["state"]
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize("where", sorted({"cpu", DEVICE}))
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("name", MADE)
@@ -143,6 +143,7 @@ def test_states_held_before_the_first_step_are_the_optimizers(name):
     assert states is optimizer.state and dict(copy.copy(states)) == dict(states)
 
 
+@pytest.mark.share(2)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Dynamo looks at .grad of inputs
 @pytest.mark.parametrize("name", ["AdamW", "Muon"])
 def test_the_first_step_may_be_compiled(name):

@@ -89,7 +89,9 @@ PARALLEL = {
     "fsdp-tensor": ["--parallel=fsdp", "--tensor-parallel=2"],
 }  # fmt: skip
 LONG = [("ddp", 2), ("ddp", 4), ("fsdp", 4), ("fsdp-tensor", 4)]
-CASES = [("fsdp", 2), ("tensor", 2), *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)]
+SHORT = [("fsdp", 2), ("tensor", 2)]  # each rank imports for some seconds
+CASES = [pytest.param(*case, marks=pytest.mark.share(2)) for case in SHORT]
+CASES += [pytest.param(*case, marks=pytest.mark.long) for case in LONG]
 
 
 @pytest.mark.parametrize(("parallel", "processes"), CASES)
@@ -118,7 +120,7 @@ def test_ranks_train_as_one_and_resume_on_another_number(tmp_path, text, one, pa
 
 
 COMPRESSED = [
-    ("fsdp", "fp8"),
+    pytest.param("fsdp", "fp8", marks=pytest.mark.share(2)),
     *(pytest.param(*c, marks=pytest.mark.long) for c in (("ddp", "powersgd"), ("fsdp", "bf16"))),
 ]
 

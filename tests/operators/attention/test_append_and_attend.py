@@ -58,6 +58,7 @@ def bits(x):
     return x.view(torch.uint8) if x.dtype.itemsize == 1 else x
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("codes", [None, torch.float8_e4m3fn, torch.int8])
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_it_is_an_append_and_then_attention(codes, tokens):

@@ -156,7 +156,7 @@ def test_the_plans_of_backward_keep_no_tensor():
     assert launch.bias and not any(t() is not None for t in alive)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("more", [{"causal": True, "softcap": 2.0}, {"score": SCORES["near"], "window": (3, 5)}])
 def test_a_bias_that_was_broadcast_has_the_sum_of_all_gradients(shape, more):
@@ -246,6 +246,7 @@ print([len(cache) for cache, *_ in kernels.forward.device_caches.values()])
 """
 
 
+@pytest.mark.share(2)
 def test_no_length_and_no_window_is_compiled_anew():
     assert printed("-c", COMPILED).strip() == "[1, 1]"
 
@@ -329,6 +330,7 @@ def losses(attend, steps):
     return found
 
 
+@pytest.mark.share(2)
 def test_a_small_gpt_learns_as_with_standard_attention():
     steps = 200 if DEVICE == "cuda" else 4
     mine, standard = losses(ops.attention, steps), losses(reference, steps)

@@ -40,6 +40,7 @@ def paged(cache, page, seed=0):
     return pages, table.to(DEVICE, torch.int32)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(("page", "group", "s"), [(1, 1, 2), (16, 5, 1), (256, 7, 3), (3, 64, 1)])
 def test_pages_a_cache_and_attention_agree(page, group, s):
     q, k, v = random(3, 2 * group, s, 16), random(3, 2, 70, 16, seed=1), random(3, 2, 70, 16, seed=2)
@@ -55,6 +56,7 @@ def test_pages_a_cache_and_attention_agree(page, group, s):
         close((o[b : b + 1], lse[b : b + 1]), one)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("form", ["evenly", "plan", "stale plan", "invariant"])
 def test_however_the_keys_are_divided(form):
     q, k, v = random(5, 4, 2, 16), random(5, 2, 700, 16, seed=1), random(5, 2, 700, 16, seed=2)
@@ -125,6 +127,7 @@ def test_keys_of_a_page_that_is_none_are_hidden_and_not_read():
     assert not none[0].any() and none[1].eq(-torch.inf).all()
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("codes", [torch.float8_e4m3fn, torch.int8, None])
 @pytest.mark.parametrize("page", [0, 4])
 def test_decoding_token_by_token_is_causal_attention(codes, page):

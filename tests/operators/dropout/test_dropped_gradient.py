@@ -178,7 +178,7 @@ def plan_of(n: int, dtype: torch.dtype, m: int = 1024, seed_in_memory: bool = Fa
         return ring.all_clusters(dispatch._one_cluster(c), h)[0]
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(12)
 @pytest.mark.parametrize("seed_in_memory", [False, True])
 @pytest.mark.parametrize(("dtype", "most"), [(BF16, 27), (FP32, 37)])
 @pytest.mark.parametrize("n", WIDTHS[1:])

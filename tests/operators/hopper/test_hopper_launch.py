@@ -150,6 +150,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
 def test_its_inner_loop_is_products_alone(layout):
     made = plan(*operands(layout, 4096, 4096, 4096)).launch
@@ -159,7 +160,7 @@ def test_its_inner_loop_is_products_alone(layout):
     assert "UTMALDG.3D.MULTICAST" in text and "UTMASTG.3D" in text
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     "types, instruction",
     [("fp16, fp16", "HGMMA.64x256x16.F32"), ("bf16, bf16", "HGMMA.64x192x16.F32.BF16"),
@@ -172,7 +173,7 @@ def test_every_type_takes_its_instruction(types, instruction):
     check_inner_loop(text, instruction, 2)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(9)
 @pytest.mark.parametrize("shape, layout", [
     *itertools.product(("256, 4, 2", "192, 5, 2", "128, 6, 2", "64, 8, 1"), ("false, false", "true, true")),
     ("160, 5, 2", "false, false"),
@@ -184,6 +185,7 @@ def test_streaming_does_not_disturb_it(shape, layout):
     assert "LDG.E.STRONG.GPU" in text and text.count("STG.E.128") == int(shape.split(",")[0]) // 8
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("parts", ["true, false, false", "false, true, false", "true, true, true"])
 def test_no_part_of_the_way_out_disturbs_it(parts):
     text = assembly(f"matmul_hopper<bf16, bf16, 256, 4, 2, false, false, SCALED, false, true, SILU, {parts}>")
@@ -200,7 +202,7 @@ def test_codes_disturb_it_no_more(shape, gate):
     assert "STL" not in text and text.count("STS.U16") == int(shape.split(",")[0]) // (8 if gate else 4)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("activation, most", [("RELU", 3), ("SILU_FAST", 6), ("GELU_TANH", 8), ("GELU", 15)])
 def test_activations_take_few_instructions(activation, most):
     """Of 16-bit results, beyond what storing takes; a thread has 128."""

@@ -29,7 +29,7 @@ def normed(x, norm):
     return x if norm is None else F.rms_norm(x.double(), x.shape[-1:], norm.double(), 1e-6)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(5)
 @pytest.mark.parametrize("m", [1, 2, 3])
 @pytest.mark.parametrize("config", [gemv.groups_of(1, 1, 2, 4), gemv.groups_of(2, 3, 4, 4), gemv.groups_of(4, 1, 1, 8),
                                     gemv._config(1, 1, 4, 1), gemv._config(2, 1, 1, 1)])  # fmt: skip

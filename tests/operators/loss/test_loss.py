@@ -210,6 +210,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
+@pytest.mark.share(2)
 def test_a_gradient_on_a_cpu_is_summed_in_fp32_too():
     """In a process of its own: this one interprets."""
     program = """

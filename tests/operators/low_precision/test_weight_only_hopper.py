@@ -182,7 +182,7 @@ def expression(format: str, m: int, group: int = 0, zero: bool = False, config: 
         return weight_only_hopper.WeightOnlyPlan(x, weight, None).launch.expression
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(4)
 @pytest.mark.parametrize(("format", "group", "m", "most"), [
     *(("int4", 128, m, most) for m, most in ((1, 2.1), (16, 2.2), (64, 2.8))),
     *(("int8", 0, m, 2.7) for m in (1, 64)),
@@ -203,7 +203,7 @@ def test_instructions_a_weight_are_those_that_the_readme_counts(format, group, m
 WITH_ZEROS = [("int4", group, True) for group in (128, 64, 32)]
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(12)
 @pytest.mark.parametrize("m", [8, 16, 32, 64])
 @pytest.mark.parametrize(("format", "group", "zero"), [("int8", 0, False), ("fp8", 32, False), *WITH_ZEROS])
 def test_as_many_warpgroups_as_it_allows_spill_nothing(format, group, zero, m):

@@ -240,7 +240,7 @@ def test_gradients_of_weights_that_it_does_not_take_are_declined_in_words(case, 
     assert words in dispatch.terms_unsupported(a[: 0 if case == "empty" else None], b, 2)
 
 
-@pytest.mark.share(4)
+@pytest.mark.share(12)
 @pytest.mark.parametrize(
     "columns, stages, cluster, abreast", [(256, 4, 1, 0), (256, 4, 2, 0), (256, 4, 2, 1), (128, 6, 2, 1)]
 )

@@ -202,6 +202,7 @@ def test_the_choice_can_be_explained_in_both_directions():
             assert ops.explain(name, *call, direction=direction).implementation == "triton"
 
 
+@pytest.mark.share(2)
 def test_no_tokens_have_gradients_of_zero():
     """On a CPU, in a process that does not interpret: there the gradient of no rows has no shape to guess."""
     printed("-c", NO_TOKENS)
@@ -252,6 +253,7 @@ torch.testing.assert_close(compiled(x, router, up, down, 2), ops.moe_feed_forwar
 """
 
 
+@pytest.mark.share(2)
 def test_a_compiler_sees_the_layer_without_a_graph_break():
     printed("-W", "ignore", "-c", TRACED)
 

@@ -130,5 +130,6 @@ def test_without_a_residual_what_is_passed_on_is_x_and_its_gradient_is_added(cen
     assert add(x.detach(), None)[1].data_ptr() == x.data_ptr()
     name = "add_layer_norm" if centered else "add_rms_norm"
     assert ops.explain(name, x, None, weight) == ops.explain(name.removeprefix("add_"), x, weight)
-    x = x.detach().double().requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: add(x, None), (x,), fast_mode=x.numel() > 1000)
+    if dtype == torch.float32:  # in float64, so once
+        x = x.detach().double().requires_grad_()
+        assert torch.autograd.gradcheck(lambda x: add(x, None), (x,), fast_mode=x.numel() > 100)

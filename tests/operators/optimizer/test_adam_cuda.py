@@ -254,6 +254,7 @@ SUITES = {
 }
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     ("kernel", "dtype", "most"),
     [("adam", "bf16", 21), ("adam", "fp16", 21), ("adam", "float", 29), ("adam_scaled", "bf16", 21)],
@@ -267,6 +268,7 @@ def test_an_element_of_adam_takes_few_instructions(kernel, dtype, most):
     assert len(way) / (4 if dtype == "float" else 8) <= most and begun < awaited
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     ("dtype", "format", "block", "most"),
     [("bf16", "DYNAMIC", 256, 37), ("bf16", "E4M3", 256, 33), ("fp16", "DYNAMIC", 128, 42), ("float", "DYNAMIC", 2048, 48)],
@@ -280,6 +282,7 @@ def test_an_element_of_8_bits_takes_few_instructions(dtype, format, block, most)
     assert min(map(len, ways)) / 8 <= most
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("format", ["DYNAMIC", "E4M3"])
 def test_a_factor_costs_an_element_nothing(format):
     """A pass of eight elements, of whole blocks, may have two instructions more."""

@@ -193,7 +193,7 @@ WAYS_OUT = [  # one in four, among which each value of each argument is; make te
 ]
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(9)
 @pytest.mark.parametrize(("residuals", "streamed", "columns", "stages", "cluster", "layout"), WAYS_OUT)
 def test_the_way_out_disturbs_no_product(residuals, streamed, columns, stages, cluster, layout):
     types = "bf16, bf16" if residuals < 2 else "fp16, fp16"

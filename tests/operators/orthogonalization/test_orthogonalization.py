@@ -135,7 +135,7 @@ def exactly(x: torch.Tensor, steps: int = 5, name: str = "classic") -> torch.Ten
     return iteration.by_pytorch(x.double(), schedule, margin, 1e-7, torch.float64)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(33, 65), (80, 40), (1, 50), (2, 3, 20, 48)])

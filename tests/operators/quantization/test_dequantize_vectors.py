@@ -167,7 +167,7 @@ def planned(format: str, dtype: torch.dtype, granularity: str, shape=(2**14, 2**
     return vectors_plan(values.view(made.dtype), scale, granularity, group, columns, dtype)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize(
     ("format", "granularity", "most"),
     [*(("fp8_e4m3", g, m) for g, m in zip(GRANULARITIES, (5.5, 6.0, 7.5, 6.0, 9.0), strict=True)),

@@ -129,6 +129,7 @@ def test_stochastic_rounding_depends_on_seed_offset_and_place_alone():
     assert of(seed=None).equal(first) and not first.equal(second)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 @pytest.mark.parametrize("format", FORMATS)
 def test_the_largest_of_a_scale_becomes_the_formats_largest(format, granularity):

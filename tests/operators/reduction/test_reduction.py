@@ -209,7 +209,7 @@ def one_equal_late(shape: tuple[int, ...], g: torch.Generator) -> torch.Tensor:
     return x
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(6)
 @pytest.mark.parametrize(
     "values", [few_values, zeros_of_both_signs, nothing_but_minus_infinity, some_nan, one_equal_late]
 )
@@ -265,6 +265,7 @@ COSTS = [
 ]
 
 
+@pytest.mark.share(3)
 def test_an_element_takes_few_instructions():
     """On sm_90, of a thread. Memory leaves time for 12 an element of 16 bits, and most are of units that do half as many."""
     said = printed("-c", COUNTED, json.dumps([cost[:2] for cost in COSTS]))

@@ -334,7 +334,7 @@ def cost_of(plan: CudaPlan, *others_taken: str, but: str = "") -> tuple[Counter,
     return counts, len([name for p in path for name in names(p)])
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(6)
 @pytest.mark.parametrize(("n", "most"), [(3, 230), (5, 280), (6, 300), (7, 325)])
 @pytest.mark.parametrize("name", ["sum", "max"])
 def test_256_rows_take_few_instructions(name, n, most):
@@ -344,6 +344,7 @@ def test_256_rows_take_few_instructions(name, n, most):
     assert counts == {"LDG.E.128": n, "STS.128": n, "LDS.128": n, "STG.E.128": 1} and taken <= most
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize(("n", "most"), [(3, 345), (5, 440), (6, 490), (7, 535)])
 def test_256_rows_of_a_gradient_take_few_instructions(n, most):
     x, dy = torch.empty(2**20, n, dtype=BF16, device="meta"), torch.empty(2**20, dtype=BF16, device="meta")
@@ -351,7 +352,7 @@ def test_256_rows_of_a_gradient_take_few_instructions(n, most):
     assert counts == {"LDG.E.128": n + 2, "STS.128": 2 * n, "LDS.128": 2 * n, "STG.E.128": n} and taken <= most
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(8)
 @pytest.mark.parametrize(
     ("dtype", "n", "most"),
     [(BF16, 3, (280, 380)), (BF16, 5, (340, 420)), (BF16, 6, (380, 430)), (BF16, 7, (420, 460)),
@@ -367,7 +368,7 @@ def test_a_warps_rows_of_a_mask_take_few_instructions(dtype, n, most):
         assert (counts["LDG.E.128"], counts["STG.E.128"]) == ((n, 1), (1, n))[way]
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(6)
 @pytest.mark.parametrize(("n", "most"), [(2, 200), (3, 265), (4, 295), (5, 355), (6, 400), (7, 445), (8, 485)])
 def test_256_rows_of_argmax_take_few_instructions(n, most):
     """Those of the tail included."""

@@ -224,6 +224,7 @@ def plan_of(scan: Scan, x: torch.Tensor, dim: int, sm: int = 90, *, exclusive: b
         return FORWARD.kernel("cuda").of((x,), scan, dim, exclusive, reverse, x.dtype)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("name", SCANS)
 def test_an_element_takes_few_instructions(name, dtype):

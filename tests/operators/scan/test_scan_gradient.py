@@ -261,7 +261,7 @@ def of_size(scan, *shape: int, dtype: torch.dtype, dim: int, sm: int = 90, **how
     return planned(scan, x, x, x, dim, sm, **how)
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @each_scan
 @pytest.mark.parametrize(("dtype", "most"), [(BF16, (55, 62)), (FP32, (90, 122))])
 @pytest.mark.parametrize("n", [256, 4096, 65536, 2**28])
@@ -274,6 +274,7 @@ def test_an_element_of_a_row_takes_few_instructions(scan, n, dtype, most):
     assert len(names(sass(plan.gradient.source, plan.gradient.expression))) / held <= most[scan is logarithm]
 
 
+@pytest.mark.share(4)
 @each_scan
 @pytest.mark.parametrize(("dtype", "most"), [(BF16, (34, 46)), (FP32, (53, 97))])
 def test_an_element_of_a_column_takes_few_instructions(scan, dtype, most):

@@ -152,6 +152,7 @@ def plan_of(m: int, n: int, dtype: torch.dtype, sm: int = 90, *, exclusive: bool
         return FORWARD.kernel("cuda").of((x,), scan, -1, exclusive, False, dtype)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(("dtype", "most"), [(BF16, (25, 2.6)), (FP32, (45, 3.0))], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("n", [256, 4096, 65536])
 def test_an_element_takes_few_instructions(n, dtype, most):

@@ -143,6 +143,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("sizes", KERNELS)
 def test_its_inner_loop_is_products_alone(sizes):
     """Stages run in pairs, not one after another; neither sums nor descriptors pass through other registers; and the places of
