@@ -1,12 +1,19 @@
 """``weft serve`` as a process: killed and started again on its port, without its folder, and ended while it answers."""
 
+import os
 import shutil
 import signal
+import sys
+from multiprocessing.connection import Connection
 
 import openai
 import pytest
 import tiny
 from test_server import Server
+
+from weft.inference.parameters import SamplingParameters
+from weft.inference.server import team
+from weft.inference.server.command import allow_connections
 
 LONG = {"model": "tiny", "max_tokens": 230, "temperature": 0, "stream": True, "extra_body": {"ignore_eos": True}}
 
@@ -59,3 +66,36 @@ def test_killed_and_ended_while_it_answers(tmp_path):
     finally:
         again.process.kill()
         again.close()
+
+
+def test_an_engine_that_does_not_read_holds_up_no_one(monkeypatch):
+    """A pipe holds some 200 KB; what is more waits, in its order, and not in the event loop."""
+    ends = []
+    monkeypatch.setattr(team.Team, "launch", lambda self, rank, command, link: ends.append(os.dup(link.fileno())))
+    monkeypatch.setattr(team.Team, "watch", lambda self: None)
+    engine = team.EngineProcess({})
+    calls = [("add", str(i), [7] * 5000, SamplingParameters()) for i in range(200)]
+    for call in calls:
+        engine.put((*call, "a grammar"))
+    with pytest.raises(AttributeError):
+        engine.put(("add", "x", lambda: None, SamplingParameters(), None))  # belongs to its request alone
+    engine.put(None)
+    with Connection(ends[0]) as there:
+        assert [there.recv() for _ in range(201)] == [*calls, None]
+    engine.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such limit")
+def test_a_server_may_have_as_many_connections_as_the_system_lets_it():
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (900, before[1]))
+        allow_connections()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert hard == before[1] and 900 < soft <= 65536
+        allow_connections()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -9,6 +9,7 @@ MOST_KEPT = 2**31 - 1  # of top_k as int32
 LEAST_TEMPERATURE = 1e-30  # float32 has no much smaller numbers
 MOST_STOPS = 32
 MOST_BIASES = 1024
+MOST_ENDS = 1024
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class SamplingParameters:
         presence_penalty, frequency_penalty: taken from a generated token's logit once, and for each time it was generated.
         seed: the same seed, prompt and parameters give the same random numbers, whatever else is in the batch; None draws one.
         stop: texts that end the generation and are not in the result.
-        stop_token_ids: tokens that end it, beside the model's own.
+        stop_token_ids: tokens that end it, beside the model's own; at most 1024.
         ignore_eos: go on behind the model's end tokens.
         min_tokens: before so many are generated, neither the model's end tokens nor ``stop_token_ids`` come.
         logit_bias: added to the logits of tokens, -100 … 100 by token id; at most 1024.
@@ -81,6 +82,10 @@ class SamplingParameters:
             raise ValueError(f"argument 'stop' has {len(self.stop)} texts; expected at most {MOST_STOPS}")
         if not isinstance(self.stop_token_ids, tuple) or not all(type(t) is int for t in self.stop_token_ids):
             raise TypeError(f"argument 'stop_token_ids' is {self.stop_token_ids!r:.80}; expected a tuple of token ids")
+        if len(self.stop_token_ids) > MOST_ENDS:
+            raise ValueError(
+                f"argument 'stop_token_ids' has {len(self.stop_token_ids)} ids; expected at most {MOST_ENDS}"
+            )
         if not isinstance(self.ignore_eos, bool):
             raise TypeError(f"argument 'ignore_eos' is {self.ignore_eos!r:.80}; expected a bool")
         if self.json_schema is not None and not isinstance(self.json_schema, dict):

@@ -15,6 +15,7 @@ MODEL = "model folder in Hugging Face's format, a .gguf file, or smollm2 (the mo
 QUANTIZE = "round linear layers as they are loaded: fp8, int8, int4, int4:64 …; else as they are"
 CACHE_DTYPE = "of keys and values, fp8 for half the bytes"
 DRAFT = "ngram, or a small model, that guesses tokens; same output"
+MOST_FILES = 65536  # that the server may have open
 TENSOR_PARALLEL = "GPUs, or processes on a CPU, that share the model: a divisor of its key/value heads"
 
 
@@ -64,6 +65,7 @@ def serve(
             work(arguments, None)
             return
     with contextlib.ExitStack() as stack:
+        allow_connections()
         # the address is taken before the model is loaded, which may take minutes; clients are let in after it
         socket = stack.enter_context(bind(host, port))
         engine = stack.enter_context(contextlib.closing(EngineProcess(arguments, tensor_parallel)))
@@ -86,6 +88,20 @@ def serve(
         server.run(sockets=[socket])
     if engine.lost:
         os._exit(1)
+
+
+def allow_connections() -> None:
+    """Raises the number of files that this process may open, of which a connection is one: a shell's is often 1024, its own
+    ``most_requests``."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -6,6 +6,8 @@ ends the job.
 import contextlib
 import json
 import os
+import pickle
+import queue
 import signal
 import subprocess
 import sys
@@ -115,7 +117,7 @@ class EngineProcess(Team):
     def __init__(self, arguments: dict[str, Any], ranks: int = 1):
         super().__init__(ranks)
         self.link, theirs = Pipe()
-        self._sends = threading.Lock()
+        self._calls: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()  # None is the last one
         self._reader: threading.Thread | None = None
         here = 1
         if ranks > 1:
@@ -130,6 +132,7 @@ class EngineProcess(Team):
             number = "-1" if link is None else str(link.fileno())
             self.launch(rank, ["weft.inference.server.worker", number, json.dumps(arguments)], link)
         theirs.close()
+        threading.Thread(target=self._send, name="weft-calls", daemon=True).start()
         self.watch()
 
     def loaded(self) -> None:
@@ -173,8 +176,14 @@ class EngineProcess(Team):
     def put(self, call: Call) -> None:
         if call is not None and call[0] == "add":
             call = call[:4]  # a grammar is made again there
-        with self._sends, contextlib.suppress(OSError):  # if it has ended, the reader says so
-            self.link.send(call)
+        self._calls.put(None if call is None else pickle.dumps(call))
+
+    def _send(self) -> None:
+        """In a thread of its own, so that an engine which does not read holds up no event loop."""
+        with contextlib.suppress(OSError):  # if it has ended, the reader says so
+            for call in iter(self._calls.get, None):
+                self.link.send_bytes(call)
+            self.link.send(None)
 
     def stop(self, seconds: float) -> None:
         self._ended.set()
