@@ -106,6 +106,19 @@ def test_steps_with_prompts_are_captured_the_second_time(models, monkeypatch):
     assert len(made) == 3
 
 
+def test_warm_captures_every_size_and_changes_nothing(models, monkeypatch):
+    prompts, parameters = prompts_of(5, 40, 17, 23, 64), weft.SamplingParameters(max_tokens=5, temperature=0)
+    wanted = run(engine_of(models[0]), prompts, parameters)
+    for name, value in {"captured": captured, "DECODING": (0, 4), "TOKENS": (32, 64), "KEYS": 64}.items():
+        monkeypatch.setattr(runner, name, value)
+    engine = engine_of(models[0], most_tokens=70)
+    engine.capture(4)
+    engine.warm()
+    made = engine.runner.mixed_graphs
+    assert len(made) == 8 and None not in made.values()
+    assert run(engine, prompts, parameters) == wanted and len(made) == 8
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "mistral", "dynamic", "fp8 cache", "int4"])
 def test_graphs_of_steps_with_prompts_change_nothing(tmp_path, kind):

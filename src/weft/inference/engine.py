@@ -133,6 +133,14 @@ class Engine:
             if (small := getattr(self.draft, "runner", None)) is not None:
                 small.capture(most, steps=1 + self.draft.most)
 
+    def warm(self) -> None:
+        """Compiles and captures what steps with prompts need, so that first requests do not wait; without graphs nothing."""
+        if self.runner.pool is None or self.model.rows:
+            return
+        logits = self.runner.warm(self.config.most_tokens)
+        for more in ({"temperature": 0}, {}, {"top_p": 0.9}, {"presence_penalty": 1.0, "logprobs": 1}):
+            sample(logits, [Row(SamplingParameters(**more), 0.5)] * len(logits))
+
     # ---- requests ------------------------------------------------------------------------------------------------
 
     def add(

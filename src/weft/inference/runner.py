@@ -156,10 +156,7 @@ class Runner:
         numbers, wanted, parts = self._mixed_numbers(decoding, prompts, room or sizes)
         sent = self._send(numbers)
         if room is not None and room in self.mixed_graphs:
-            if self.mixed_graphs[room] is None:
-                made = captured(lambda: self.model.hidden(self._mixed(sent, room), self.pages), self.pool, warm=True)
-                self.mixed_graphs[room] = sent, *made, self.model.angles
-            given, graph, results, _ = self.mixed_graphs[room]
+            given, graph, results, _ = self._captured(sent, room)
             given.copy_(sent)
             graph.replay()
             return self.model.logits(*(t[:wanted] for t in results))
@@ -172,12 +169,34 @@ class Runner:
             batch.tables = batch.tables[:, : -(-max(w.end for w in decoding) // self.block)]
         return self.model(batch, self.pages)
 
+    def _captured(self, sent: Tensor, room: Sizes) -> Any:
+        """The graph of a step that has room, which was launched before."""
+        if self.mixed_graphs[room] is None:
+            made = captured(lambda: self.model.hidden(self._mixed(sent, room), self.pages), self.pool, warm=True)
+            self.mixed_graphs[room] = sent, *made, self.model.angles
+        return self.mixed_graphs[room]
+
+    def warm(self, most: int) -> Tensor:
+        """Launches steps of all sizes with up to ``most`` tokens of prompts and of no sequence, and captures them, so that no
+        request waits for what is compiled or loaded. Logits of one."""
+        rooms = [
+            Sizes(d, t, t // SHORT, keys) for t in reversed(TOKENS) for d in reversed(DECODING) for keys in (KEYS, 0)
+        ]
+        longer = [Sizes(1, n, n // SHORT, keys) for n in (most, most - 1) for keys in (0, KEYS)]  # odd: compiled anew
+        for sizes in (*rooms, *longer):
+            sent = self._send(self._mixed_numbers([], [], sizes)[0])
+            logits = self.model(self._mixed(sent, sizes, 2 + sizes.tokens % 2), self.pages)
+            if sizes in rooms:
+                self.mixed_graphs[sizes] = None
+                self._captured(sent, sizes)
+        self.model(self._mixed(sent, sizes, 1), self.pages)
+        return logits
+
     def _room(self, sizes: Sizes) -> Sizes | None:
         """The least that is captured and has room for a step; None where it runs as it is."""
         decoding = next((n for n in DECODING if n >= sizes.decoding), None)
         tokens = next((n for n in TOKENS if n >= max(sizes.tokens, sizes.parts * SHORT)), None)
-        alone = not self.model.rows and self.model.exchange is None  # on several GPUs it was not measured
-        if self.pool is None or not alone or decoding is None or tokens is None or sizes.keys > KEYS:
+        if self.pool is None or self.model.rows or decoding is None or tokens is None or sizes.keys > KEYS:
             return None
         return Sizes(decoding, tokens, tokens // SHORT, KEYS if sizes.keys else 0)
 

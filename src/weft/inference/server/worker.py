@@ -273,6 +273,7 @@ def work(arguments: dict[str, Any], link: Connection | None) -> None:
         from weft.inference.llm import LLM
 
         llm = LLM(**arguments)
+        llm.engine.warm()
         ranks = llm.engine.exchange
         followers = None if ranks is None or ranks.rank else Followers(ranks)
     except Exception as error:
