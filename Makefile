@@ -13,6 +13,7 @@ PYTEST_ARGS ?=
 REPORT_ARGS ?=
 SANITIZE ?=
 SHELL := /bin/bash
+unexport PYTHONDONTWRITEBYTECODE # set in container images; each of the tests' processes would compile all of weft anew
 
 ifdef SKIP_SETUP
 export PYTHONPATH := src$(if $(PYTHONPATH),:$(PYTHONPATH))

@@ -70,7 +70,7 @@ def in_turn(checks):
 
 
 @pytest.mark.parametrize("checks", [
-    pytest.param(checks, id="-".join(key), marks=pytest.mark.share(2) if key[-1] == "fp16" else ())
+    pytest.param(checks, id="-".join(key), marks=pytest.mark.share(4) if key[-1] == "fp16" else ())
     for key, checks in CHECKS.items()
 ])  # fmt: skip
 def test_every_workload_is_right(checks):
