@@ -459,7 +459,7 @@ def tensor_cores_unsupported(c: NormLinearCall) -> str:
 
 
 def by_tensor_cores(c: NormLinearCall) -> bool:
-    """Where they were sooner on an H200, in graphs with early starts. One row: 4096 x 4096 9.5 us, Triton 12.6, but 28672 x 4096
+    """Where they were sooner on an H200, in graphs with early starts. One row: 4096 x 4096 9.5 us, Triton 12.6; 28672 x 4096
     62.3 and 55.7, 37888 x 3584, whose columns are no whole steps there, 71.2 and 80.8. Of 16 rows 4096 x 14336 44.5 us,
     cuBLAS 35.1; with a norm, where x is in shared memory, and for small weights the launches saved count for more."""
     size = c.weight.numel()
