@@ -105,6 +105,7 @@ class Suite:
         long: names of cases that are left to ``make test-all``.
         seeds: of other operands and other orders of threads, also left to it.
         share: a run has one case in so many, at each commit others.
+        always: names of cases that tests of their own launch.
     """
 
     text: str
@@ -114,7 +115,8 @@ class Suite:
     others: Mapping[str, tuple] = field(default_factory=dict)
     long: Collection[str] = ()
     seeds: Collection[int] = (1, 2)
-    share: int = 1
+    share: int = 2
+    always: Collection[str] = ()
 
     def of_mistake(self, name: str) -> Any:
         """The case that shows a mistake."""
@@ -123,18 +125,25 @@ class Suite:
 
 
 class Emulated:
-    """A suite's kernels, right and with each mistake in them that ``in_turn`` wants, compiled."""
+    """A suite's kernels, compiled: right as the cases that ``runs`` wants launch them, other launches when they are first run,
+    and with each mistake in them that ``in_turn`` wants."""
 
-    def __init__(self, folder: Path, suite: Suite, in_turn: Callable[[str], bool]):
-        self.suite = suite
+    def __init__(
+        self,
+        folder: Path,
+        suite: Suite,
+        in_turn: Callable[[str], bool],
+        runs: Callable[[str], bool] = lambda case: True,
+    ):
+        self.folder, self.suite = folder, suite
         wrong = {name: self._wrong(name) for name in (*suite.mistakes, *suite.others)}
         wrong = {name: text for name, text in wrong.items() if name in suite.others or in_turn(name)}
         launch_of = {
-            id(case): suite.made(case).launch for case in suite.cases.values()
+            id(case): suite.made(case).launch for name, case in suite.cases.items() if runs(name)
         }  # the result is computed with it
         launches = list(dict.fromkeys(launch_of.values()))
-        right = cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(suite.text)), launches
-        programs = [{"right": right}]
+        self.right = cuda_as_cpp.as_cpp(cuda_as_cpp.preprocessed(suite.text))
+        programs = [{"right": (self.right, launches)}]
         self.places = {body: ("0", number) for number, body in enumerate(launches)}
         for number, name in enumerate(wrong):
             if number % TOGETHER == TOGETHER - 1:
@@ -155,6 +164,10 @@ class Emulated:
 
     def run(self, made: Any, mistake: str = "") -> bytes | str:
         """What a job leaves in buffers 4, 8 and 10, or in words what failed. With a mistake the launch is that of its case."""
+        if not mistake and made.launch not in self.places:
+            name = f"launch{len(self.programs)}"
+            self.programs |= compiled(self.folder, {name: _program({"right": (self.right, [made.launch])})})
+            self.places[made.launch] = (name, 0)
         program, number = self.places[mistake or made.launch]
         given = struct.pack("<q", number) + made.job()
         done = subprocess.run([self.programs[program]], input=given, capture_output=True, timeout=60)

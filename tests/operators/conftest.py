@@ -13,12 +13,23 @@ pytest.register_assert_rewrite("emulated", "refused")
 
 @pytest.fixture(scope="module")
 def emulated(request, tmp_path_factory):
-    """``emulated(name)``: a suite of the file, compiled when it is first asked for."""
+    """``emulated(name)``: a suite of the file with the cases and mistakes that run, compiled when it is first asked for."""
     from cuda_on_cpu import Emulated
 
+    run = set()  # what the items that run are of: their suite, if they have one, and the name of a case or a mistake
+    for item in request.session.items:
+        if item.module is request.module and item.get_closest_marker("skip") is None and hasattr(item, "callspec"):
+            words = {name: value for name, value in item.callspec.params.items() if isinstance(value, str)}
+            run |= {(words.get("suite"), word) for word in words.values()}
+
     def made(name: str):
-        wanted = functools.partial(in_turn, name)
-        return Emulated(tmp_path_factory.mktemp("emulated"), request.module.SUITES[name], wanted)
+        suite = request.module.SUITES[name]
+        return Emulated(
+            tmp_path_factory.mktemp("emulated"),
+            suite,
+            lambda mistake: (name, mistake) in run,
+            lambda case: bool({(name, case), (None, case)} & run) or case in suite.always,
+        )
 
     return functools.cache(made)
 

@@ -202,7 +202,10 @@ ANOTHER_ORDER = {
         STREAMED["streamed: one tile"], "blockIdx.x - (share - walk.share) * CLUSTER",
         "blockIdx.x - ([] { static const bool is = chance(2); return is; }() ? share - walk.share : step - share) * CLUSTER"),
 }  # fmt: skip
-SUITES = {"gemm.cu": Suite(cuda_as_cpp.whole(gemm.SOURCE), Product, CASES, MISTAKES, ANOTHER_ORDER, share=3)}
+LAUNCHED = ("streamed: one tile", "64 columns, cluster of 2, batched, padded")  # by tests of their own
+SUITES = {
+    "gemm.cu": Suite(cuda_as_cpp.whole(gemm.SOURCE), Product, CASES, MISTAKES, ANOTHER_ORDER, share=6, always=LAUNCHED)
+}
 
 
 def result(emulated, product: Product, mistake: str = "") -> torch.Tensor:

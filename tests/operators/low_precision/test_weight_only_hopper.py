@@ -148,13 +148,14 @@ class Product:
         return further_off_than_rounding("y", self.result(found), self.wanted())
 
 
-SUITES = {"weight_only_hopper.cu": Suite(whole(weight_only_hopper.SOURCE), Product, CASES, MISTAKES)}
+BY_TOKENS = {8: "int8", 16: "int8, a cluster, along", 32: "fp8, 32 tokens, two stages", 64: "int8, 40 tokens"}
+LAUNCHED = (*BY_TOKENS.values(), "int4")  # by tests of their own
+SUITES = {"weight_only_hopper.cu": Suite(whole(weight_only_hopper.SOURCE), Product, CASES, MISTAKES, always=LAUNCHED)}
 
 
 @pytest.mark.parametrize("m", [2, 4, 7, 9, 17, 24, 32, 48, 63])
 def test_any_number_of_tokens(emulated, m):
-    by_tokens = {8: "int8", 16: "int8, a cluster, along", 32: "fp8, 32 tokens, two stages", 64: "int8, 40 tokens"}
-    case = replace(CASES[by_tokens[bucket(m, 8)]], m=m, codes="random")
+    case = replace(CASES[BY_TOKENS[bucket(m, 8)]], m=m, codes="random")
     assert emulated("weight_only_hopper.cu").what_is_wrong(case) == ""
 
 

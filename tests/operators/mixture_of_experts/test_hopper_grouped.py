@@ -180,7 +180,8 @@ MISTAKES = {
 }  # fmt: skip
 
 
-SUITES = {"gemm.cu": Suite(cuda_as_cpp.whole(gemm.SOURCE), GroupedProduct, CASES, MISTAKES, share=2)}
+LAUNCHED = ("rows NT, a block alone", "terms, a block alone")  # by tests of their own
+SUITES = {"gemm.cu": Suite(cuda_as_cpp.whole(gemm.SOURCE), GroupedProduct, CASES, MISTAKES, share=4, always=LAUNCHED)}
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
-SUITES = {"gemm.cu": Suite(cuda_as_cpp.whole(gemm.SOURCE), SymmetricProduct, CASES, MISTAKES, share=2)}
+SUITES = {"gemm.cu": Suite(cuda_as_cpp.whole(gemm.SOURCE), SymmetricProduct, CASES, MISTAKES, share=4)}
 
 
 @pytest.fixture(scope="module")
