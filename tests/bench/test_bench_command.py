@@ -156,6 +156,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.share(2)
 def test_an_interrupted_bench_leaves_valid_records(tmp_path):
     what = ["softmax", "rms_norm", "--workload", "M=2048,N=4096", "--implementation", "torch", "--dtype", "fp32"]
     words = ["bench", *what, "--budget", "1000", "--json", "--save"]
@@ -207,7 +208,7 @@ def test_headlines_are_points_of_operators():
     assert {op.name for op, _, _ in headlines.points("cpu")} <= set(headlines.CPU)
 
 
-def test_verification_in_processes_is_that_of_one():
+def test_verification_in_processes_is_that_of_one(quick_processes):
     operators = registry.select(["strided_access", "vector_add"])
     seen = []
     one = verify.verify(operators, "cpu", budget_s=300)

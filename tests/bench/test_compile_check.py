@@ -20,13 +20,14 @@ NAMED = ("softmax", "triton", "forward", "M=64,N=100", "fp32")
 @pytest.fixture(scope="module")
 def compiled():
     """``weft compile-check vector_add --json`` from a shell in which the interpreter is switched on."""
-    return json.loads(printed("-m", "weft", "compile-check", "vector_add", "--json", TRITON_INTERPRET="1"))
+    words = ("-m", "weft", "compile-check", "vector_add", "--dtype", "fp32", "--dtype", "bf16", "--json")
+    return json.loads(printed(*words, TRITON_INTERPRET="1"))
 
 
 def test_every_kernel_of_an_operator_compiles_for_every_architecture(compiled):
     assert compiled["failed"] == 0 and compiled["compiled"] == len(compiled["results"]) > 0
     kernels = {"add_flat", "map_two"}
-    wanted = {(k, f"sm_{sm}", d) for k in kernels for sm in ARCHITECTURES for d in ("fp32", "fp16", "bf16")}
+    wanted = {(k, f"sm_{sm}", d) for k in kernels for sm in ARCHITECTURES for d in ("fp32", "bf16")}
     assert {(r["kernel"], r["arch"], r["dtype"]) for r in compiled["results"]} == wanted
 
 
@@ -39,7 +40,8 @@ def test_what_a_kernel_needs_is_reported_against_the_limit(compiled):
 def test_cuda_and_both_directions_are_compiled():
     """Kernels in CUDA C++ through NVRTC; of the direction ``backward`` the backward kernel, not the forward's again."""
     pytest.importorskip("cuda.bindings")
-    done = python("-m", "weft", "compile-check", "softmax", "--arch", "sm_90", "--arch", "80", "--json")
+    one = ("--dtype", "fp32", "--processes", "1")  # kernels have the same names in every dtype
+    done = python("-m", "weft", "compile-check", "softmax", "--arch", "sm_90", "--arch", "80", *one, "--json")
     results = json.loads(done.stdout)["results"]
     assert done.returncode == 0 and not [r for r in results if not r["ok"]]
     kernels = {(r["implementation"], r["direction"], r["arch"]): set() for r in results}

@@ -18,7 +18,7 @@ from weft.bench import compare, gpu_lock, parallel
 from weft.hardware.ceilings import Ceilings
 from weft.operators import peers
 
-CONTEXT = multiprocessing.get_context("spawn")
+pytestmark = pytest.mark.usefixtures("quick_processes")
 
 
 def count(counter):
@@ -32,10 +32,11 @@ def state(pid):
 
 
 @pytest.fixture(scope="module")
-def counting():
+def counting(quick_processes):
     """A counter that another process increases without end, and the process."""
-    counter = CONTEXT.Value("q", 0, lock=False)
-    process = CONTEXT.Process(target=count, args=(counter,), daemon=True)
+    context = multiprocessing.get_context("spawn")
+    counter = context.Value("q", 0, lock=False)
+    process = context.Process(target=count, args=(counter,), daemon=True)
     process.start()
     while not counter.value:
         time.sleep(0.01)
@@ -48,7 +49,7 @@ def counting():
 def beside(counting):
     """(the lock of this process, the counter of the other one that shares it, that process)"""
     counter, process = counting
-    shared = gpu_lock.SharedState(CONTEXT, 2, 100.0)
+    shared = gpu_lock.SharedState(multiprocessing.get_context("spawn"), 2, 100.0)
     shared.pids[1] = process.pid
     return gpu_lock.GpuLock(shared, 0), counter, process
 

@@ -128,6 +128,7 @@ def check(found: list[dict], ranks: int, backend: str) -> None:
 BACKENDS = ["gloo", pytest.param("mpi", marks=MPI)]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_collective_on_four_ranks(comm, backend):
     code, out, err = comm("--ranks", 4, "--backend", backend, "--json", *FEW)
@@ -140,6 +141,7 @@ def test_every_collective_on_four_ranks(comm, backend):
         assert of_name == ([0] if name == "barrier" else sizes(1 << 10, 64 << 10, 8))
 
 
+@pytest.mark.share(2)
 def test_three_ranks_reject_mutants_and_name_another_shape(comm, wrong):
     """The measurements before the failure are printed; sizes are what three ranks can share."""
     code, out, err = comm("all_gather", wrong("wrong"), "--ranks", 3, "--backend", "gloo", "--json", *FEW[2:])
@@ -165,12 +167,14 @@ def test_killed_rank_is_named_with_its_collective(comm, wrong, backend):
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.share(2)
 def test_hanging_rank_is_named_after_the_deadline(comm, wrong):
     code, out, err = comm("barrier", wrong("hangs"), "--ranks", 3, "--backend", "gloo", "--deadline", 3, *FEW)
     assert code == 1 and "# barrier" in out
     assert "rank 1 is in all_reduce of all since 3 s, at hangs.py" in err
 
 
+@pytest.mark.share(3)
 def test_joins_torchrun_with_dtypes_modes_and_subgroups(comm):
     words = ("all_reduce", "all_gather", "--backend", "gloo", "--dtype", "bf16", "--op", "max", "--mode", "async")
     torchrun = (
@@ -191,6 +195,7 @@ def test_joins_torchrun_with_dtypes_modes_and_subgroups(comm):
 
 
 @MPI
+@pytest.mark.share(3)
 def test_joins_mpirun_in_place_and_saves(comm, tmp_path):
     mpirun = str(Path(sys.executable).parent / "mpirun")
     if not os.access(mpirun, os.X_OK):

@@ -108,7 +108,9 @@ def compiled(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 
-def test_command(model, tmp_path, monkeypatch, compiled):
+@pytest.mark.share(2)
+@pytest.mark.parametrize("as_json", [True, False])
+def test_command(model, tmp_path, monkeypatch, compiled, as_json):
     from weft.cli import app
     from weft.hardware import ceilings
 
@@ -117,6 +119,10 @@ def test_command(model, tmp_path, monkeypatch, compiled):
     monkeypatch.setattr(ceilings, "measure", lambda *_, **__: fixed)
     options = ["--requests", "3", "--input", "8:12", "--output", "4", "--slo", "ttft=60,itl=60", "--device", "cpu"]
     words = ["bench-llm", str(model[0]), "--rate", "inf", "--rate", "50", *options]
+    if not as_json:
+        shown = CliRunner().invoke(app, words)
+        assert shown.exit_code == 0 and "within the SLO" in shown.output and "failed requests" not in shown.output
+        return
     result = CliRunner().invoke(app, [*words, "--save", "--json"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
@@ -129,8 +135,6 @@ def test_command(model, tmp_path, monkeypatch, compiled):
         assert 0 < figures["itl_share"] < 1 and figures["ttft_p50_s"] <= figures["e2e_p50_s"]
     head, body = rows(found["runs"])
     assert head == ["arrivals a second", "all at once", "50.0"] and all(len(row) == 3 for row in body)
-    shown = CliRunner().invoke(app, words)
-    assert shown.exit_code == 0 and "within the SLO" in shown.output and "failed requests" not in shown.output
 
 
 @pytest.mark.parametrize("words, message", [

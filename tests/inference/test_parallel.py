@@ -28,6 +28,7 @@ def ranks(folder, count, device):
     return [json.loads(log.read_text()) for log in logs]
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("family, changes", [
     ("qwen2", {}),  # biases of q, k and v, a head of its own

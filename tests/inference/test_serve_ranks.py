@@ -37,6 +37,7 @@ def alive(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.share(2)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_two_ranks_serve_what_one_generates(model, device):
     """Texts, many at once, a client that leaves; then a rank is killed: its requests end with an error, and the server."""

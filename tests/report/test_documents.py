@@ -227,13 +227,19 @@ def finish(process):
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory):
-    """All that takes seconds, side by side."""
+def copy(tmp_path_factory):
+    """The sources, with the documented operator as one of them."""
     copy = tmp_path_factory.mktemp("source")
     shutil.copytree(ROOT / "src" / "weft", copy / "weft", ignore=shutil.ignore_patterns("__pycache__"))
-    (usage,) = blocks("README.md", "python")
     for file in (ROOT / "examples" / "squared_relu").glob("squared_relu.*"):
         shutil.copy(file, copy / "weft" / "operators" / "elementwise")
+    return copy
+
+
+@pytest.fixture(scope="module")
+def started(copy):
+    """All that takes seconds, side by side."""
+    (usage,) = blocks("README.md", "python")
     without_torch = (
         "import sys; from weft.report import documents, stubs; stubs.refresh_stub(True, print)\n"
         "assert not {'torch', 'triton', 'numpy'} & set(sys.modules)"
@@ -243,7 +249,6 @@ def started(tmp_path_factory):
     processes = {
         "without torch": run_python("-c", without_torch, source=copy),
         "verify": run_python("-c", RUN, examples / "define_an_operator.py", "weft verify squared_relu", source=copy),
-        "compile": run_python("-m", "weft", "compile-check", "squared_relu", "--arch", "sm_90", source=copy),
         "measure": run_python("-c", RUN, copy / "usage.py", examples / "softmax_against_the_limit.py"),
     }
     yield processes
@@ -263,8 +268,11 @@ def test_the_documented_operators_verify(started):
     assert " 0 failed" in printed and "10 of 10 mutants" in printed, "examples/squared_relu"
 
 
-def test_the_documented_cuda_kernel_compiles(started):
-    printed = finish(started["compile"])
+@pytest.mark.share(2)
+def test_the_documented_cuda_kernel_compiles(copy):
+    words = ("squared_relu", "--arch", "sm_90", "--processes", "1")
+    with run_python("-m", "weft", "compile-check", *words, source=copy) as process:
+        printed = finish(process)
     assert re.search(r"cuda +sm_90 +3 ", printed) and " 0 failed" in printed, printed
 
 
