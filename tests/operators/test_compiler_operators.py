@@ -81,6 +81,7 @@ def _boxed(graph, *inputs):
     return graph(*inputs)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("name", ["attention", "linear_cross_entropy", "rotary_embedding"])
 def test_the_operator_says_what_it_does(name):
     q, k, v = (t.clone().requires_grad_() for t in (Q, K, V))

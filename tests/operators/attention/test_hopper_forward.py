@@ -277,6 +277,7 @@ def test_batch_invariant_launches_depend_on_a_sequence_alone():
         assert made(*few, True) == made(*many, True)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("d", [64, 128])
 def test_products_run_beside_the_softmax(d):
     """Two groups of products a step, none of which waits for another; the inner loop has nothing but an exponential, a

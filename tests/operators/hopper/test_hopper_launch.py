@@ -192,6 +192,7 @@ def test_no_part_of_the_way_out_disturbs_it(parts):
     check_inner_loop(text, "HGMMA.64x256x16.F32.BF16", 2)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("shape, gate", [("256, 4, 2", False), ("256, 4, 2", True), ("128, 6, 2", False)])
 def test_codes_disturb_it_no_more(shape, gate):
     text = assembly(

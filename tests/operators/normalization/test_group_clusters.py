@@ -236,6 +236,7 @@ def test_shares_cover_a_group_and_fit(n, space, dtype):
         assert s.shared <= SHARED_LIMIT[90] - cuda_as_cpp.STATIC
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize(
     ("e", "each", "most"), [("bf16, bf16, 512", 32, 37), ("fp16, float, 320", 32, 37), ("float, float, 480", 12, 70)]
 )

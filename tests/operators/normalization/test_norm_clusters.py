@@ -165,6 +165,7 @@ def call_of(n: int, dtype: torch.dtype, config: NormConfig) -> NormCall:
     return NormCall(x, *[x] * config.added, weight, *[weight] * config.biased, 1e-5, config, False)
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("config", [LAYER, RMS, ADDED], ids=["layer norm", "rms norm", "with a residual"])
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=["bf16", "fp32"])
 def test_every_persistent_configuration_fits_and_spills_nothing(monkeypatch, dtype, config):

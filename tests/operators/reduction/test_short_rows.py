@@ -314,6 +314,7 @@ MASK = suite(
 SUITES = {"reduce": REDUCE, "argmax": ARGMAX, "gradient": GRADIENT, "mask": MASK}
 
 
+@pytest.mark.share(6)
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("suite", SUITES.values(), ids=SUITES)
 def test_every_kernel_compiles(suite, sm):

@@ -237,6 +237,7 @@ def test_an_element_takes_few_instructions(name, dtype):
         assert len(loop) / (8 * 16 // dtype.itemsize) <= 12
 
 
+@pytest.mark.share(6)
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 @pytest.mark.parametrize("scan", SCANS.values(), ids=SCANS)

@@ -284,6 +284,7 @@ def test_an_element_of_a_column_takes_few_instructions(scan, dtype, most):
     assert len(longest_loop(plan.gradient)) / (rows * 16 // dtype.itemsize) <= most[scan is logarithm]
 
 
+@pytest.mark.share(3)
 @each_scan
 @pytest.mark.parametrize("sm", [90, 100, 120])
 def test_every_configuration_of_rows_compiles(scan, sm):
@@ -296,6 +297,7 @@ def test_every_configuration_of_rows_compiles(scan, sm):
         assert compile_cubin(plan.source, plan.expression, sm)[0]
 
 
+@pytest.mark.share(6)
 @each_scan
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [BF16, FP32])

@@ -166,6 +166,7 @@ def test_an_element_takes_few_instructions(n, dtype, most):
     assert len(found) / held <= most[0] and sum(name.startswith("MUFU") for name in found) / held <= most[1]
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_nothing_is_spilled(sm, dtype):

@@ -132,6 +132,7 @@ job.run([&] { KERNEL(x, t, k, p, m, least, SCALARS); });
 SUITES = {"least_kept.cu": Suite(cuda_as_cpp.whole(operator.SOURCE), Kept, CASES, MISTAKES)}
 
 
+@pytest.mark.share(3)
 @pytest.mark.parametrize("dtype", [FP32, FP16, BF16])
 @pytest.mark.parametrize("v", [128256, 1001])
 def test_no_registers_are_spilled(dtype, v, monkeypatch):

@@ -176,6 +176,7 @@ def plan_of(x: torch.Tensor, kind: str, mask: tuple[int, ...] = ()) -> CudaPlan:
     return FORWARD.of((x, meta(*mask, dtype=dtype) if mask else x), 1.0, kind)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("dtype", [FP32, BF16])
 def test_nothing_is_spilled(dtype):
     with pytest.MonkeyPatch.context() as patch, compiling_for(90, lambda *kernel: None):
