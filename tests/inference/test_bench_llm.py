@@ -11,7 +11,7 @@ from tiny import folder
 from typer.testing import CliRunner
 
 from weft.inference.bench.figures import Bound, Slo, model_flops, percentile, rows, summary
-from weft.inference.bench.load import InProcess, Load, Timeline, run
+from weft.inference.bench.load import Http, InProcess, Load, Timeline, run
 
 
 @pytest.fixture(scope="module")
@@ -158,3 +158,20 @@ def test_a_server_that_is_not_there():
 
     result = CliRunner().invoke(app, ["bench-llm", "http://127.0.0.1:9/v1"])
     assert isinstance(result.exception, ConnectionError) and "127.0.0.1:9" in str(result.exception)
+
+
+def test_a_server_that_wants_a_key():
+    import httpx
+
+    async def find():
+        client = Http("http://x/v1", "wrong")
+        async with client.http:
+            pass
+        client.http = httpx.AsyncClient(
+            transport=httpx.MockTransport(lambda _: httpx.Response(401)), base_url="http://x/v1/"
+        )
+        async with client.http:
+            await client.find_model()
+
+    with pytest.raises(ConnectionError, match=r"^http://x/v1/models: status 401; .*--api-key"):
+        asyncio.run(find())

@@ -50,6 +50,16 @@ def prompts_of(*lengths, seed=0):
     return [[choose.randrange(300) for _ in range(n)] for n in lengths]
 
 
+def test_a_warm_engine_has_counted_nothing(model):
+    for draft in (None, NGram(3)):
+        engine = engine_of(model, draft=draft)
+        engine.warm()
+        assert not engine.busy() and engine.blocks.used == 0
+        assert engine.stats == engine_of(model).stats
+        assert run(engine, prompts_of(5, 40)) == alone(model, prompts_of(5, 40))
+    engine_of(model, max_length=4).warm()  # no room for a prompt and two tokens
+
+
 @pytest.fixture(scope="module")
 def mixed(model):
     """Prompts of all lengths around a block's, some with a common beginning, and what each gets alone."""

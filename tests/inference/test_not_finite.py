@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import weft
+from weft.inference.outputs import Output
 from weft.inference.parameters import SamplingParameters
 from weft.inference.perplexity import perplexity
 from weft.inference.sampling import best, uniforms
@@ -91,6 +92,18 @@ def test_perplexity_and_the_command(model):
 
     found = CliRunner().invoke(app, asked)
     assert found.exit_code == 1 and "not finite" in str(found.exception)
+
+
+def test_what_is_said_behind_a_part_of_an_output_has_a_line_of_its_own(model, monkeypatch):
+    from weft.cli import app
+
+    def some(*_):
+        yield Output("0", (1,), text="some")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(weft.LLM, "stream", some)
+    found = CliRunner().invoke(app, ["generate", str(model), "hi", "--plain", "--device", "cpu"])
+    assert found.exit_code and found.stdout.startswith("some\n"), found.output
 
 
 def test_a_server_ends_that_request_alone(model):

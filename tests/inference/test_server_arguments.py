@@ -268,6 +268,29 @@ def test_an_error_says_which_argument_it_is_of(ask, name, more):
     assert found.status_code == 400 and error["param"] == name and f"'{name}'" in error["message"], found.text
 
 
+def test_the_content_type_of_a_body(llm):
+    """curl -d sends a form's."""
+    driver = Driver(llm.engine)
+    app = make_app(driver, llm.tokenizer, "tiny")
+
+    async def send():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+            kinds = ("application/x-www-form-urlencoded", None, "application/json", "application/json; charset=utf-8")
+            headers = [{} if kind is None else {"Content-Type": kind} for kind in kinds]
+            bodies = ('{"prompt": "x", "max_tokens": 1}',) * 2 + ('"x"', '{"prompt": "x", "max_tokens": 1}')
+            return [await client.post(TEXT, content=c, headers=h) for c, h in zip(bodies, headers, strict=True)]
+
+    try:
+        *wrong, right = asyncio.run(send())
+    finally:
+        driver.stop()
+    assert right.status_code == 200
+    assert [each.status_code for each in wrong] == [400] * 3
+    form, none, text = [each.json()["error"]["message"] for each in wrong]
+    assert form == "the header Content-Type is 'application/x-www-form-urlencoded'; expected 'application/json'"
+    assert none.startswith("the header Content-Type is ''") and text.startswith("the body is no JSON object")
+
+
 def test_requests_that_can_never_fit_are_no_overload(ask, llm, monkeypatch):
     monkeypatch.setattr(ask.driver, "most_requests", 2)
     prompts, n, fits = ask(

@@ -71,15 +71,20 @@ def generate(
         )
         begin = time.perf_counter()
         first, count, text, reason = 0.0, 0, "", None
-        for output in llm.stream(tokens, parameters):
-            if output.error is not None:
-                raise ValueError(output.error)
-            first = first or time.perf_counter() - begin
-            count += len(output.token_ids)
-            text += output.text
-            reason = output.finish_reason
-            if not as_json and llm.rank == 0:
-                out.out(output.text, end="")
+        shown = not as_json and llm.rank == 0
+        try:
+            for output in llm.stream(tokens, parameters):
+                if output.error is not None:
+                    raise ValueError(output.error)
+                first = first or time.perf_counter() - begin
+                count += len(output.token_ids)
+                text += output.text
+                reason = output.finish_reason
+                if shown:
+                    out.out(output.text, end="")
+        finally:  # Ctrl-C too: what is said next has a line of its own
+            if shown and count:
+                out.out("")
         seconds = time.perf_counter() - begin
         rate = (count - 1) / (seconds - first) if count > 1 else 0.0
         if llm.rank:
@@ -91,7 +96,6 @@ def generate(
             }  # fmt: skip
             print_json(found)
             return
-        out.out("")
         told(f"{len(tokens)} + {count} tokens, first after {first:.2f} s, then {rate:.1f} tokens/s ({reason})")
 
 
@@ -106,8 +110,8 @@ def quantize_folder(
     quantize: Annotated[
         list[str] | None,
         typer.Option(
-            help="FORMAT[:GROUP][:asymmetric]: fp8, int8, int4, int4:64:asymmetric; without FOLDER several to compare, "
-            "and the head in int8"
+            help="FORMAT[:GROUP][:asymmetric]: fp8, int8, int4, int4:64:asymmetric; int4 if not given; without FOLDER several "
+            "to compare, and the head in int8"
         ),
     ] = None,
     cache_dtype: Annotated[str | None, typer.Option(help="also with keys and values of this dtype: fp8")] = None,
@@ -157,7 +161,7 @@ def _table(found: Any) -> Any:
     from rich import box
     from rich.table import Table
 
-    title = f"Perplexity over {found[0].tokens} tokens"
+    title = f"Perplexity over {found[0].tokens} tokens; bits with scales and padded rows, as in memory"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("weights", "cache", "bits a weight", "MB a step", "perplexity", "of the first"):
         table.add_column(name, justify="left" if name in ("weights", "cache") else "right")

@@ -134,7 +134,13 @@ class Engine:
                 small.capture(most, steps=1 + self.draft.most)
 
     def warm(self) -> None:
-        """Compiles and captures what steps with prompts need, so that first requests do not wait; without graphs nothing."""
+        """Compiles and captures what steps with prompts need, so that first requests do not wait; on a CPU, which imports its
+        operators with the first step, generates two tokens. On a GPU without graphs nothing."""
+        if self.model.device.type == "cpu" and self.length > 4:
+            self.add("warm", [0] * 3, SamplingParameters(max_tokens=2, temperature=0, ignore_eos=True), text=False)
+            while self.busy():
+                self.step()
+            self.counted, self.blocks.queries = Stats(), 0
         if self.runner.pool is None or self.model.rows:
             return
         logits = self.runner.warm(self.config.most_tokens)

@@ -155,6 +155,10 @@ class Http:
         if self.model is None:
             try:
                 found = await self.http.get("models")
+                if found.status_code == 401:
+                    raise ConnectionError(
+                        f"{found.url}: status 401; expected its API key, by --api-key or WEFT_API_KEY"
+                    )
                 found.raise_for_status()
                 self.model = str(found.json()["data"][0]["id"])
             except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:

@@ -93,8 +93,12 @@ def make_app(
         return Json(problem(str(error), "invalid_request_error", error.code, error.argument), error.status)
 
     @app.exception_handler(RequestValidationError)
-    async def unreadable(_: Request, error: RequestValidationError) -> Json:
+    async def unreadable(request: Request, error: RequestValidationError) -> Json:
         first = error.errors()[0]
+        kind = request.headers.get("content-type", "")
+        if first["loc"] == ("body",) and "json" not in kind.lower():  # curl -d sends a form's
+            message = f"the header Content-Type is {kind[:80]!r}; expected 'application/json'"
+            return Json(problem(message, "invalid_request_error"), 400)
         if first["type"] == "json_invalid" or first["loc"] == ("body",):
             why = first.get("ctx", {}).get("error", first["msg"])
             return Json(problem(f"the body is no JSON object: {why}"[:500], "invalid_request_error"), 400)
