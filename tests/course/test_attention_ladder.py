@@ -26,6 +26,7 @@ def qkv(b, _, h, g, s, t, d=16, dtype=torch.float16):
             for n, r in ((h, s), (g, t), (g, t)))  # fmt: skip
 
 
+@pytest.mark.share(2)
 @pytest.mark.device
 @pytest.mark.parametrize("number", RUNGS)
 def test_a_rung_is_standard_attention(number):

@@ -62,6 +62,7 @@ def right(name, got, n=1500):
     return got.shape == expected.shape and torch.allclose(got.double(), expected.double(), rtol=1e-5, atol=3e-4)
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize(("name", "number"), RUNGS)
 def test_a_rung_is_right(run, name, number):
     for n in {"layer_norm": (1500, 4), "spmv": (1500,)}.get(name, (1, 1500)):
@@ -93,6 +94,7 @@ def test_a_mistake_is_noticed(run, name, number, old, new):
     assert not right(name, got) or (problems and (name, number) not in FENCED)
 
 
+@pytest.mark.share(2)
 def test_counters_move_as_the_rungs_say(run):
     def counted(name, n):
         """Each counter, of each rung; and how many launches."""

@@ -109,6 +109,7 @@ def test_a_rung_is_right_at_sizes_that_are_no_multiples_of_its_tile(machine, num
         assert machine(number, (33, 65, 17)) == "right\n"
 
 
+@pytest.mark.share(2)
 @pytest.mark.parametrize("number", [11, 12])
 def test_a_persistent_rung_is_right_with_any_number_of_blocks(machine, number):
     cluster = ladder.KERNELS[number].cluster

@@ -251,7 +251,7 @@ def test_a_small_network_learns():
     x = torch.randn(128, 20)
     y = torch.sin(x @ torch.randn(20, 5))
     model = torch.nn.Sequential(torch.nn.Linear(20, 32), torch.nn.Tanh(), torch.nn.Linear(32, 5))
-    optimizer = MuonW(model.parameters(), 0.02, adjust_lr_fn="match_rms_adamw")
+    optimizer = MuonW(model.parameters(), 0.06, adjust_lr_fn="match_rms_adamw")
 
     def closure():
         optimizer.zero_grad()
@@ -259,7 +259,7 @@ def test_a_small_network_learns():
         loss.backward()
         return loss
 
-    losses = [float(optimizer.step(closure).detach()) for _ in range(100)]
+    losses = [float(optimizer.step(closure).detach()) for _ in range(40)]
     assert losses[-1] < 0.3 * losses[0]
 
 
