@@ -1,6 +1,7 @@
 """Quantised weights: rounding, folders of every format that is read, and what they cost in perplexity."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -16,9 +17,10 @@ from weft.inference.gguf import GgufFile
 from weft.inference.model import Decoder
 from weft.inference.perplexity import perplexity
 from weft.inference.quantize_model import write
-from weft.inference.quantized import Quantise, Quantized, Scheme, quantised
-from weft.inference.quantized_folder import AWQ_ORDER
+from weft.inference.quantized import Codes, Quantise, Quantized, Scheme, quantised
+from weft.inference.quantized_folder import AWQ_ORDER, layer_of
 from weft.inference.sources import open_model
+from weft.inference.weights import Loader
 from weft.operators.low_precision.quantized_weight import dequantize_weight, prepare_weight, quantize_weight
 
 TOKENS = [5, 280, 7, 7, 100, 3, 250, 11, 0, 42, 9, 199]
@@ -294,6 +296,22 @@ def test_tensors_of_other_shapes_are_refused_by_name(tmp_path):
         save_file(tensors, tmp_path / name / "model.safetensors")
         with pytest.raises(ValueError, match=rf"{name}: '{at}\.{part}' is torch.float64"):
             loaded(tmp_path / name)
+
+
+@pytest.mark.parametrize("changed, has", [
+    ({"zero": None}, r"uint8 codes, scales \[N, 2\] and no zero points"),
+    ({"scale": torch.ones(4)}, r"uint8 codes, scales \[N\] and zero points"),
+    ({"scale": torch.ones(4, 1), "zero": torch.zeros(4, 1, dtype=torch.uint8)}, r"uint8 codes, scales \[N, 1\] and zero"),
+    ({"codes": torch.zeros(4, 64, dtype=torch.int8), "zero": None}, r"int8 codes, scales \[N, 2\] and no zero points"),
+])  # fmt: skip
+def test_matrices_of_one_layer_have_codes_of_one_kind(changed, has):
+    codes = Codes(torch.zeros(4, 32, dtype=torch.uint8), torch.ones(4, 2), torch.zeros(4, 2, dtype=torch.uint8))
+    load = Loader(None, torch.device("cpu"), torch.float32)
+    given = [codes, codes._replace(**changed)]
+    for names, stored in ((("a", "b"), given), (("b", "a"), given[::-1])):
+        with pytest.raises(ValueError, match=f"out: {names[1]} has .*{names[0]}, which is computed with it") as error:
+            layer_of(load, "out", stored, names, [4, 4], 64, False, None)
+        assert re.search(has, str(error.value)), error.value
 
 
 def in_shards(path, count=3):

@@ -278,9 +278,20 @@ def layer_of(
         if (shape := (codes.codes.shape[0], codes.codes.shape[1] * per_byte)) != (n, columns):
             raise ValueError(f"{where}: the codes of {name} are of a weight {shape}; expected {(n, columns)}")
         finite(codes.scale.float(), f"{name}: scales")
+        if (mine := _kind(codes)) != (first := _kind(stored[0])):
+            raise ValueError(
+                f"{where}: {name} has {mine}, and {names[0]}, which is computed with it, {first}; expected the same of both"
+            )
         parts.append(_share(codes, columns, split, load.rank, load.ranks, name))
     codes = Codes(*(None if t[0] is None else torch.cat(t).to(load.device) for t in zip(*parts, strict=True)))  # type: ignore[arg-type]
     return Quantized.of(codes, load.bias(names, rows, split) if bias else None, load.dtype)
+
+
+def _kind(codes: Codes) -> str:
+    """What matrices that are one layer have in common."""
+    dtype = str(codes.codes.dtype).removeprefix("torch.")
+    scales = "N" if codes.scale.ndim == 1 else f"N, {codes.scale.shape[1]}"
+    return f"{dtype} codes, scales [{scales}] and {'no ' * (codes.zero is None)}zero points"
 
 
 def _share(codes: Codes, columns: int, split: int | None, rank: int, ranks: int, name: str) -> Codes:
