@@ -187,6 +187,7 @@ def test_a_block_inside_takes_few_instructions(dtype, loads, most):
     assert sum(fetch.values()) + sum(drain.values()) + start <= most
 
 
+@pytest.mark.share(4)
 @pytest.mark.parametrize("sm", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_every_candidate_compiles(sm, dtype):
