@@ -48,6 +48,16 @@ def test_threads(llm, expected):
     assert found == expected * 6 and not llm._parts and not llm.engine.busy()
 
 
+@pytest.mark.parametrize("given, why", [
+    (([PROMPTS[0], 5],), "'prompts' has 5; expected texts or lists"), ((None,), "'prompts' has None"),
+    ((iter(PROMPTS),), "'prompts' has <list_iterator"), (("x", {"max_tokens": 3}), "'parameters' has 'max_tokens'; exp"),
+    ((PROMPTS[:1], [None]), "'parameters' has None"),
+])  # fmt: skip
+def test_what_is_no_prompt_is_named(llm, given, why):
+    with pytest.raises(TypeError, match=why):
+        llm.generate(*given)
+
+
 def test_what_is_refused_leaves_no_request(llm):
     for wrong in (None, 5, [400], [1.5]):
         with pytest.raises((TypeError, ValueError)):

@@ -141,9 +141,14 @@ class LLM:
             parameters: for all, or one for each.
 
         Raises:
-            ValueError: a prompt that can never run; none of them was started then.
+            TypeError: what is no prompt or no parameters.
+            ValueError: a prompt that can never run. None of them was started then.
         """
-        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        if (
+            isinstance(prompts, str)
+            or not isinstance(prompts, list | tuple)
+            or (prompts and isinstance(prompts[0], int))
+        ):
             prompts = [prompts]
         one = parameters is None or isinstance(parameters, SamplingParameters)
         each: Any = [parameters or SamplingParameters()] * len(prompts) if one else parameters
@@ -187,6 +192,12 @@ class LLM:
 
     def _add(self, prompts: Items[Prompt], parameters: Items[SamplingParameters]) -> dict[str, list[Output]]:
         """Starts requests; the lists, by their ids, get their outputs."""
+        for prompt in prompts:
+            if not isinstance(prompt, str | list | tuple):
+                raise TypeError(f"argument 'prompts' has {prompt!r:.80}; expected texts or lists of token ids")
+        for each in parameters:
+            if not isinstance(each, SamplingParameters):
+                raise TypeError(f"argument 'parameters' has {each!r:.80}; expected SamplingParameters")
         tokens = [self.tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
         parts: dict[str, list[Output]] = {}
         try:
