@@ -108,6 +108,8 @@ def test_biases_and_the_least_number_of_tokens(llm):
     ({"logit_bias": {1: float("nan")}}, ValueError, "-100 … 100"), ({"logit_bias": [1]}, TypeError, "token ids"),
     ({"logit_bias": dict.fromkeys(range(2000), 1)}, ValueError, "at most 1024"),
     ({"min_tokens": 2, "json_schema": {}}, ValueError, "beside json_schema"),
+    ({"stop": ""}, ValueError, "'stop' is .*; expected texts that are not empty"),
+    ({"stop": ["a", 1]}, TypeError, "'stop' is .*; expected a tuple of texts"),
     ({"stop_token_ids": [1] * 2000}, ValueError, "'stop_token_ids' has 2000 ids; expected at most 1024"),
 ])  # fmt: skip
 def test_parameters_out_of_range(given, error, why):

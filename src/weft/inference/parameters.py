@@ -76,8 +76,10 @@ class SamplingParameters:
         self._number("repetition_penalty", 0, 100, "0 < repetition_penalty <= 100", open_below=True)
         self._number("presence_penalty", -2, 2, "-2 … 2")
         self._number("frequency_penalty", -2, 2, "-2 … 2")
-        if not isinstance(self.stop, tuple) or not all(isinstance(s, str) and s for s in self.stop):
-            raise TypeError(f"argument 'stop' is {self.stop!r:.80}; expected a tuple of texts that are not empty")
+        if not isinstance(self.stop, tuple) or not all(isinstance(s, str) for s in self.stop):
+            raise TypeError(f"argument 'stop' is {self.stop!r:.80}; expected a tuple of texts")
+        if not all(self.stop):
+            raise ValueError(f"argument 'stop' is {self.stop!r:.80}; expected texts that are not empty")
         if len(self.stop) > MOST_STOPS:
             raise ValueError(f"argument 'stop' has {len(self.stop)} texts; expected at most {MOST_STOPS}")
         if not isinstance(self.stop_token_ids, tuple) or not all(type(t) is int for t in self.stop_token_ids):

