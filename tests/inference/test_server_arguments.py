@@ -346,6 +346,13 @@ def test_a_text_that_cannot_fit_is_not_looked_at(ask, llm, monkeypatch):
         assert found.status_code == 400 and "more than 256 tokens hold" in found.json()["error"]["message"]
 
 
+def test_tokens_that_cannot_fit_are_not_sent_to_the_engine(ask, monkeypatch):
+    monkeypatch.setattr(ask.driver.engine, "put", lambda call: pytest.fail("sent"))
+    for given in ([1] * 300, [[1], [1] * 300]):
+        (found,) = ask((TEXT, {"prompt": given, "n": 4}))
+        assert found.status_code == 400 and "300 tokens; expected at most 255" in found.json()["error"]["message"]
+
+
 TREE = {
     "type": "object", "properties": {"v": {"enum": [1]}, "c": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}},
     "required": ["v"], "additionalProperties": False,

@@ -200,6 +200,9 @@ class CompletionRequest(Common):
             given = [given]
         if not 1 <= len(given) <= MOST_PROMPTS:
             raise BadRequest(f"argument 'prompt' has {len(given)} prompts; expected 1 … {MOST_PROMPTS}", "prompt")
+        longest = max(len(p) if isinstance(p, list) else 0 for p in given)
+        if longest >= most:  # not sent to the engine, n times
+            raise BadRequest(f"argument 'prompt' has {longest} tokens; expected at most {most - 1}", "prompt")
         try:
             special = self.add_special_tokens is not False
             return [tokenizer.encode(p, special, most) if isinstance(p, str) else p for p in given]
