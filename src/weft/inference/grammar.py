@@ -76,8 +76,7 @@ class Grammar:
         import llguidance.numpy
 
         llguidance.numpy.fill_next_token_bitmask(self.backend, self.words, 0)
-        bits = np.unpackbits(self.words.view(np.uint8), bitorder="little")[: self.vocabulary]
-        found = bits.astype(bool)
+        found = np.unpackbits(self.words.view(np.uint8), bitorder="little")[: self.vocabulary].astype(bool)
         if self.end is not None:
             found[self.end] = False
         return found

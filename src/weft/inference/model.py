@@ -289,11 +289,9 @@ class Decoder:
         widths = (
             [config.intermediate_size] if e is None else [config.intermediate_size, e.intermediate_size, e.shared_size]
         )
-        if any(shared % ranks for shared in (config.kv_heads, *widths)):
-            raise ValueError(
-                f"tensor parallelism of {ranks}: expected a divisor of the model's {config.kv_heads} key/value heads and "
-                f"{' and '.join(str(width) for width in widths if width)} hidden units"
-            )
+        if any(n % ranks for n in (config.kv_heads, *widths)):
+            shared = f"{config.kv_heads} key/value heads and {' and '.join(str(n) for n in widths if n)} hidden units"
+            raise ValueError(f"tensor parallelism of {ranks}: expected a divisor of the model's {shared}")
         load = Loader(source, device, dtype, quantise, rank, ranks, INVARIANT_ROWS if invariant else 0)
         self.config, self.device, self.dtype, self.exchange, self.rows = config, device, dtype, exchange, load.rows
         hidden, eps = config.hidden_size, config.norm_eps
