@@ -2,13 +2,16 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from where import ROOT, path_with, python
 
-FIRST = """
-from weft.cluster.engine.compiled import compiled
+from weft.cluster.engine.compiled import compiled, entry
 
-@compiled
+FIRST = """
+from weft.cluster.engine.compiled import entry
+
+@entry
 def first(values):
     return values[0]
 """
@@ -42,7 +45,28 @@ def test_processes_that_compile_at_once_find_their_own_code_afterwards(tmp_path)
     assert [each.stdout for each in done] == ["7\n", "1.5\n"] * 2, done[-1].stderr
 
 
-@pytest.mark.parametrize("seeds", ["0 20", pytest.param("20 900", marks=pytest.mark.long)])
+@compiled
+def product(a, b):
+    return a * b
+
+
+@entry
+def products(values, one):
+    return product(values[0], 3) + product(2, values[1]) + product(values[0], values[1]) + product(one, 2.5)
+
+
+def test_a_compiled_function_has_one_form_for_all_integers_and_none_for_python():
+    assert products(np.array([5, 7], np.int32), 2) == 15 + 14 + 35 + 5
+    assert sorted(map(str, product.signatures)) == ["(int64, float64)", "(int64, int64)"]
+    for arguments in ((2, 3), (1.5, 2.5)):  # compiled for these, and not
+        with pytest.raises(
+            TypeError, match="product is called from Python; expected a call from compiled code, or @entry"
+        ):
+            product(*arguments)
+
+
+@pytest.mark.share(2)
+@pytest.mark.parametrize("seeds", ["0 10", "10 20", pytest.param("20 900", marks=pytest.mark.long)])
 def test_every_index_of_the_engine_is_within_its_array(seeds):
     done = python(str(ROOT / "tests/cluster/checked_engine.py"), *seeds.split(), NUMBA_DISABLE_JIT="1")
     assert done.returncode == 0, done.stderr[-4000:]

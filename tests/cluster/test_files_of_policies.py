@@ -188,11 +188,11 @@ def test_without_a_folder_or_space_for_it_compiled_code_is_not_cached(tmp_path, 
     """Numba would take ``__pycache__``, where code that a function calls may be old."""
     (tmp_path / "file").touch()
     monkeypatch.setattr(compiled, "cache_folder", lambda: str(tmp_path / "file" / "folder"))
-    made = compiled.compiled(one_more)
+    made = compiled.entry(one_more)
     assert made(1) == 2 and isinstance(made._cache, NullCache)
     monkeypatch.setattr(compiled, "cache_folder", lambda: str(tmp_path / "folder"))
-    made = compiled.compiled(one_more)
+    made = compiled.entry(one_more)
     Path(made._cache.cache_path, "lock").mkdir(parents=True)  # cannot be written, as on a full disk
     assert made(1) == 2 and not list(tmp_path.rglob("*.nbi"))
     Path(made._cache.cache_path, "lock").rmdir()
-    assert compiled.compiled(one_more)(1) == 2 and len(list(tmp_path.rglob("*.nbi"))) == 1
+    assert compiled.entry(one_more)(1) == 2 and len(list(tmp_path.rglob("*.nbi"))) == 1

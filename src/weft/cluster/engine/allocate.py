@@ -3,7 +3,7 @@ back."""
 
 import numpy as np
 
-from weft.cluster.engine.compiled import compiled, inlined
+from weft.cluster.engine.compiled import compiled, entry, inlined
 from weft.cluster.engine.index import able, choose
 from weft.cluster.engine.node import DETAILED, RANDOM_STATE, TOPOLOGY, WRITTEN, fits, pick, take
 from weft.cluster.engine.topology import choose_among, fullest_with_best_score, nearest, rack_takes_freed
@@ -32,7 +32,7 @@ def enough(s, c):
     return rest < 0 or able(s, rest, count + 1)  # whole nodes take the remainder too
 
 
-@compiled
+@entry
 def place(s, c, slot):
     """Allocates all pieces of a job of class c, or none; their nodes go to ``where[slot:]``, and in a detailed run the
     GPUs that they take of them, a bit for each, to ``on[slot:]``."""
@@ -74,7 +74,7 @@ def place(s, c, slot):
     return False
 
 
-@compiled
+@entry
 def give_back(s, c, slot):
     """Frees a job's pieces, and unblocks the classes that could use them."""
     last = slot + pieces_of(s.classes, c)

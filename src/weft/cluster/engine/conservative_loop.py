@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.cluster.engine.allocate import give_back, kind_of, pieces_of, place
-from weft.cluster.engine.compiled import compiled
+from weft.cluster.engine.compiled import compiled, entry
 from weft.cluster.engine.conservative_plan import MOST_LENGTHS, PLANNED, Plan, enter, leave, mark_changed, plan_job
 from weft.cluster.engine.node import take
 from weft.cluster.engine.queues import (
@@ -90,7 +90,7 @@ def compact(q):
     q.counts[ENTRIES] = kept
 
 
-@compiled
+@entry
 def advance(s, q, plan, overruns, until, most):
     """Runs up to ``most`` event times, none after ``until``; says whether anything is left to happen. ``overruns``:
     some job runs beyond its estimate."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster.engine.allocate import enough, give_back, pieces_of, place
-from weft.cluster.engine.compiled import compiled
+from weft.cluster.engine.compiled import compiled, entry
 from weft.cluster.engine.easy_reservation import (
     ABOUT,
     CLASS_OF_HEAD,
@@ -120,7 +120,7 @@ def first_of(q, classes, c, limit):
     return first_within(q.tree, classes[c].begin, classes[c].jobs, limit)
 
 
-@compiled
+@entry
 def advance(s, q, r, until, most):
     """Runs up to ``most`` event times, none after ``until``; says whether anything is left to happen.
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster.engine.allocate import pieces_of
-from weft.cluster.engine.compiled import address_of, compiled, inlined
+from weft.cluster.engine.compiled import address_of, compiled, entry, inlined
 from weft.cluster.engine.node import TOPOLOGY
 from weft.cluster.engine.preemption_allocate import allocate, allocate_near, enter, evict, put_back, re_enter
 from weft.cluster.engine.preemption_cost import PLACED
@@ -201,7 +201,7 @@ def end_pass(s, q, now):
     return preempted
 
 
-@compiled
+@entry
 def advance(s, q, until, most):
     """Runs up to ``most`` event times, none after ``until``; says whether anything is left to happen, or NEEDS_ROOM
     where ``stretches`` or ``held`` might not hold what comes next."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.cluster.engine.allocate import block, give_back, place
-from weft.cluster.engine.compiled import compiled
+from weft.cluster.engine.compiled import compiled, entry
 from weft.cluster.engine.queues import (
     ARRIVED,
     COMPLETED,
@@ -55,7 +55,7 @@ def first_ready(heap, classes, ready, count, strict):
     return kept, found
 
 
-@compiled
+@entry
 def advance(s, q, strict, until, most):
     """Runs up to ``most`` event times, none after ``until``; says whether anything is left to happen."""
     classes, jobs, progress, active = s.classes, q.jobs, q.progress, q.active

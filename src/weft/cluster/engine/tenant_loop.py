@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cluster.engine.allocate import give_back, place
-from weft.cluster.engine.compiled import NO_KEY, address_of, compiled, inlined, switch
+from weft.cluster.engine.compiled import NO_KEY, address_of, entry, inlined, switch
 from weft.cluster.engine.queues import (
     ARRIVED,
     COMPLETED,
@@ -203,7 +203,7 @@ def next_line(q, classes, strict):
         last = found
 
 
-@compiled
+@entry
 def advance(s, q, code, strict, until, most):
     """Runs up to ``most`` event times, none after ``until``; says whether anything is left to happen.
 
