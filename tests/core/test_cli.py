@@ -159,10 +159,10 @@ def test_names_are_whole_in_80_columns(printed, row, counts):
     assert words <= set(shown.get().split())
 
 
-def test_verify_prints_one_object_alone_and_exits_zero():
-    done = python("-m", "weft", "verify", "vector_add", "--json")
-    found = json.loads(done.stdout)
-    assert done.returncode == 0, done.stderr
+def test_verify_prints_one_object_alone_and_exits_zero(command):
+    code, out, err = command("verify", "vector_add", "--json")
+    found = json.loads(out)
+    assert code == 0, err
     for key in ("checked", "failed", "unverifiable", "mutants", "mutants_survived"):
         assert type(found[key]) is int
     assert found["checked"] > 20 and found["failed"] == found["mutants_survived"] == 0

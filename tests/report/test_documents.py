@@ -248,7 +248,6 @@ def started(copy):
     examples = ROOT / "examples"
     processes = {
         "without torch": run_python("-c", without_torch, source=copy),
-        "verify": run_python("-c", RUN, examples / "define_an_operator.py", "weft verify squared_relu", source=copy),
         "measure": run_python("-c", RUN, copy / "usage.py", examples / "softmax_against_the_limit.py"),
     }
     yield processes
@@ -262,8 +261,11 @@ def test_stubs_need_no_pytorch(started):
     assert "ops.pyi is out of date" in finish(started["without torch"])  # the copy has one operator more
 
 
-def test_the_documented_operators_verify(started):
-    printed = finish(started["verify"])
+@pytest.mark.share(2)
+def test_the_documented_operators_verify(copy):
+    commands = (ROOT / "examples/define_an_operator.py", "weft verify squared_relu")
+    with run_python("-c", RUN, *commands, source=copy) as process:
+        printed = finish(process)
     assert "0 failed; 6 of 6 mutants rejected" in printed, "examples/define_an_operator.py"
     assert " 0 failed" in printed and "10 of 10 mutants" in printed, "examples/squared_relu"
 
