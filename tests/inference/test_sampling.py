@@ -282,7 +282,7 @@ def test_output_of_a_schema_is_of_it(folder):
     ("temperature", -1, ValueError), ("temperature", float("nan"), ValueError), ("temperature", "hot", TypeError),
     ("top_p", 0, ValueError), ("top_p", 1.1, ValueError), ("top_k", -2, ValueError), ("top_k", 1.5, TypeError),
     ("min_p", 2, ValueError), ("max_tokens", 0, ValueError), ("max_tokens", True, TypeError), ("seed", 2**64, ValueError),
-    ("repetition_penalty", 0, ValueError), ("presence_penalty", 3, ValueError), ("stop", ("",), TypeError),
+    ("repetition_penalty", 0, ValueError), ("presence_penalty", 3, ValueError), ("stop", ("",), ValueError),
     ("stop", (1,), TypeError), ("stop", ("a",) * 99, ValueError), ("stop_token_ids", ("a",), TypeError),
     ("logprobs", 99, ValueError),
     ("json_schema", "{}", TypeError), ("ignore_eos", 1, TypeError),
