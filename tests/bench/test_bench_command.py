@@ -176,6 +176,15 @@ def test_an_interrupted_bench_leaves_valid_records(tmp_path):
     assert len(printed) == len(Store(tmp_path).read()) and {m["operator"] for m in printed} >= {"ceiling", "softmax"}
 
 
+@pytest.mark.long
+def test_processes_that_are_spawned_measure(tmp_path):
+    """Other tests of several processes fork them (quick_processes)."""
+    words = ["bench", "softmax", "--workload", "M=40,N=24", "--direction", "forward", "--implementation", "torch"]
+    words += ["--dtype", "fp32", "--dtype", "fp16", "--budget", "0.01", "--jobs", "2", "--json"]
+    rows = json.loads(printed("-c", INTERRUPTED, *words))["records"]
+    assert sorted(r["dtype"] for r in rows if r["operator"] == "softmax") == ["fp16", "fp32"]
+
+
 def test_an_interruption_before_anything_was_measured_is_no_traceback(command, monkeypatch):
     def interrupted(*a, **k):
         raise KeyboardInterrupt

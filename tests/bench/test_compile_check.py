@@ -31,6 +31,13 @@ def test_every_kernel_of_an_operator_compiles_for_every_architecture(compiled):
     assert {(r["kernel"], r["arch"], r["dtype"]) for r in compiled["results"]} == wanted
 
 
+@pytest.mark.long
+def test_without_a_dtype_all_of_an_operator_are_compiled():
+    found = json.loads(printed("-m", "weft", "compile-check", "vector_add", "--arch", "sm_90", "--json"))
+    kernels = {(k, d) for k in ("add_flat", "map_two") for d in ("fp32", "fp16", "bf16")}
+    assert found["failed"] == 0 and {(r["kernel"], r["dtype"]) for r in found["results"]} == kernels
+
+
 def test_what_a_kernel_needs_is_reported_against_the_limit(compiled):
     for r in compiled["results"]:
         assert r["ok"] and not r["reason"] and 8 <= r["registers"] <= 255 and r["spills"] == 0

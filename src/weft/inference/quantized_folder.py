@@ -256,7 +256,8 @@ def _in_groups(scale: Tensor, zero: Tensor | None, k: int, name: str) -> tuple[T
     known = next((g for g in reversed(GROUPS) if group % g == 0), None)
     if known is None or group * scale.shape[1] != k:
         raise ValueError(f"{name}: int4 in groups of {group} of {k} columns; expected a multiple of {GROUPS[0]}")
-    return tuple(None if t is None else t.repeat_interleave(group // known, 1) for t in (scale, zero))  # type: ignore[return-value]
+    times = group // known
+    return scale.repeat_interleave(times, 1), None if zero is None else zero.repeat_interleave(times, 1)
 
 
 def _rows_or_groups(scale: Tensor, n: int, k: int, name: str) -> Tensor:
@@ -283,8 +284,8 @@ def layer_of(
                 f"{where}: {name} has {mine}, and {names[0]}, which is computed with it, {first}; expected the same of both"
             )
         parts.append(_share(codes, columns, split, load.rank, load.ranks, name))
-    codes = Codes(*(None if t[0] is None else torch.cat(t).to(load.device) for t in zip(*parts, strict=True)))  # type: ignore[arg-type]
-    return Quantized.of(codes, load.bias(names, rows, split) if bias else None, load.dtype)
+    joined: list[Any] = [None if t[0] is None else torch.cat(t).to(load.device) for t in zip(*parts, strict=True)]
+    return Quantized.of(Codes(*joined), load.bias(names, rows, split) if bias else None, load.dtype)
 
 
 def _kind(codes: Codes) -> str:

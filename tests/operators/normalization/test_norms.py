@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+import turns
 from where import DEVICE
 
 from weft import ops
@@ -131,5 +132,5 @@ def test_without_a_residual_what_is_passed_on_is_x_and_its_gradient_is_added(cen
     name = "add_layer_norm" if centered else "add_rms_norm"
     assert ops.explain(name, x, None, weight) == ops.explain(name.removeprefix("add_"), x, weight)
     if dtype == torch.float32:  # in float64, so once
-        x = x.detach().double().requires_grad_()
-        assert torch.autograd.gradcheck(lambda x: add(x, None), (x,), fast_mode=x.numel() > 100)
+        x, most = x.detach().double().requires_grad_(), 1000 if turns.WANTED == "all" else 100
+        assert torch.autograd.gradcheck(lambda x: add(x, None), (x,), fast_mode=x.numel() > most)

@@ -303,7 +303,7 @@ def _code(order: Order) -> int:
     if order in SHARES:
         return SHARES.index(order)
     try:
-        return address_of(order.share, "", TENANT, TOTAL)  # type: ignore[arg-type]
+        return address_of(order.share, "", TENANT, TOTAL)  # type: ignore[arg-type]  # its caller has one
     except ValueError as error:
         raise ValueError(f"order '{order.name}': share: {error}; {PLAIN}") from error
 
