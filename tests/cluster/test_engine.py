@@ -66,7 +66,9 @@ def test_a_compiled_function_has_one_form_for_all_integers_and_none_for_python()
 
 
 @pytest.mark.share(2)
-@pytest.mark.parametrize("seeds", ["0 10", "10 20", pytest.param("20 900", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "seeds", ["0 10", "10 20", *(pytest.param(f"{k} {k + 88}", marks=pytest.mark.long) for k in range(20, 900, 88))]
+)
 def test_every_index_of_the_engine_is_within_its_array(seeds):
     done = python(str(ROOT / "tests/cluster/checked_engine.py"), *seeds.split(), NUMBA_DISABLE_JIT="1")
     assert done.returncode == 0, done.stderr[-4000:]

@@ -103,7 +103,7 @@ def test_weft_launch_on_a_real_slurm(tmp_path):
         torchrun.write_text(f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n')
         torchrun.chmod(0o755)
         words = [sys.executable, "-m", "weft", "launch", "job.yaml", "--to", "slurm", "--cluster", "cluster.yaml"]
-        environment = plain_environment(**running.environment, OMP_NUM_THREADS="1")
+        environment = plain_environment(**{**running.environment, "OMP_NUM_THREADS": "1"})
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=50)
         assert done.returncode == 0, done.stdout + done.stderr
         assert sorted(set(re.findall(r"rank \d of \d", done.stdout))) == ["rank 0 of 2", "rank 1 of 2"]
