@@ -143,7 +143,7 @@ def write(rungs: list[Rung], settings: Settings, out: str, hardware: str = "") -
     """``ablation.json`` and ``ablation.html`` (a self-contained page: bars of time and memory, and a table)."""
     from bokeh.embed import file_html
     from bokeh.layouts import column
-    from bokeh.models import Div  # type: ignore[attr-defined]
+    from bokeh.models import Div
     from bokeh.resources import INLINE
 
     folder = Path(out)
