@@ -139,6 +139,21 @@ def test_errors_name_the_argument_that_came(ask):
         assert error["param"] == name and error["message"] == f"argument '{name}' is 0; expected at least 1"
 
 
+def test_more_tokens_than_there_is_room_for(ask, llm):
+    room = 256 - len(llm.tokenizer.encode(llm.tokenizer.chat_text(USER), False))
+    for path, base, name, most in (
+        (TEXT, {"prompt": [[5], [5] * 7]}, "max_tokens", 249), (CHAT, {"messages": USER}, "max_tokens", room),
+        (CHAT, {"messages": USER, "max_tokens": 1}, "max_completion_tokens", room),
+    ):  # fmt: skip
+        over, all_of_it = ask((path, {**base, name: most + 1}), (path, {**base, name: most, "stop_token_ids": [0]}))
+        why = f"argument '{name}' is {most + 1} behind a prompt of {256 - most} tokens; expected at most {most}, "
+        assert over.status_code == 400 and all_of_it.status_code == 200, all_of_it.text
+        assert over.json()["error"]["message"].startswith(why) and over.json()["error"]["param"] == name
+    asked = {"ignore_eos": True, "max_tokens": None}
+    default, rest = ask((TEXT, {**asked, "prompt": [5] * 250}), (CHAT, {**asked, "messages": USER}))
+    assert [each.json()["usage"]["completion_tokens"] for each in (default, rest)] == [6, room]
+
+
 def test_a_token_has_one_bias(ask):
     (found,) = ask(("/v1/completions", {"prompt": "one", "logit_bias": {"065": 100, "65": -100}}))
     assert found.status_code == 400 and "'logit_bias' has token 65 twice" in found.text

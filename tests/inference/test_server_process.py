@@ -1,8 +1,12 @@
 """``weft serve`` as a process: killed and started again on its port, without its folder, and ended while it answers."""
 
+import asyncio
+import contextlib
+import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 from multiprocessing.connection import Connection
 
@@ -13,7 +17,7 @@ from test_server import Server
 
 from weft.inference.parameters import SamplingParameters
 from weft.inference.server import team
-from weft.inference.server.command import allow_connections
+from weft.inference.server.command import NoFilesLeft, allow_connections
 
 LONG = {"model": "tiny", "max_tokens": 230, "temperature": 0, "stream": True, "extra_body": {"ignore_eos": True}}
 
@@ -99,3 +103,34 @@ def test_a_server_may_have_as_many_connections_as_the_system_lets_it():
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such limit")
+def test_no_file_for_a_connection_is_said_once_a_second(caplog, monkeypatch):
+    import resource
+
+    lines = NoFilesLeft()
+    monkeypatch.setattr(logging.getLogger("asyncio"), "filters", [lines])
+
+    async def lasts(clients):
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, backlog=50)
+        for client in clients:
+            client.connect(server.sockets[0].getsockname())
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+        await asyncio.sleep(0.1)
+        logging.getLogger("asyncio").error("another line")
+        server.close()
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket.socket()) for _ in range(3)]
+        try:
+            asyncio.run(lasts(clients))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    said = [each.getMessage() for each in caplog.records if each.name == "asyncio"]
+    assert said == ["connections wait: [Errno 24] Too many open files", "another line"]
+    lines.last -= 1
+    assert lines.filter(logging.LogRecord("asyncio", 40, "", 0, "socket.accept() out of system resource", (), None))

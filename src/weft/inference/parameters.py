@@ -18,7 +18,7 @@ class SamplingParameters:
     ``weft serve``: for several outputs give a prompt several times.
 
     Args:
-        max_tokens: generated at most; None for what the model's length and the cache leave.
+        max_tokens: generated at most, and never more than the model's length and the cache leave; None for that.
         temperature: logits are divided by it; 0, or less than 1e-30, takes the most probable token (greedy).
         top_k: only so many of the most probable tokens; 0 or -1 for all.
         top_p: only the most probable tokens whose probabilities sum to it, 0 < top_p <= 1.

@@ -191,6 +191,13 @@ def make_app(
                 f"expected at most {driver.most_requests}, this server's limit"
             )
         choices = [Choice(prompt, body.parameters(i)) for prompt in prompts for i in range(body.choices)]
+        name, most = body.limit
+        longest = max(map(len, prompts))
+        if most is not None and most > (room := driver.facts.length - longest) > 0:
+            raise BadRequest(
+                f"argument '{name}' is {most} behind a prompt of {longest} tokens; expected at most {room}, what model and "
+                "cache leave"
+            )
         if (schema := choices[0].parameters.json_schema) is not None:
             try:
                 made = Grammar.of(tokenizer, driver.facts.config, schema)

@@ -1,8 +1,11 @@
 """``weft serve``."""
 
 import contextlib
+import logging
+import math
 import os
 import socket
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -66,6 +69,7 @@ def serve(
             return
     with contextlib.ExitStack() as stack:
         allow_connections()
+        logging.getLogger("asyncio").addFilter(NoFilesLeft())
         # the address is taken before the model is loaded, which may take minutes; clients are let in after it
         socket = stack.enter_context(bind(host, port))
         if note.is_terminal:
@@ -104,6 +108,21 @@ def allow_connections() -> None:
     if soft != resource.RLIM_INFINITY and soft < wanted:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+class NoFilesLeft(logging.Filter):
+    """Of what asyncio logs when there is no file left for a connection, thousands of tracebacks, one line a second."""
+
+    last = -math.inf
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if "out of system resource" not in record.getMessage():
+            return True
+        late = time.monotonic() - self.last >= 1
+        if late:
+            self.last = time.monotonic()
+            record.msg, record.exc_info = f"connections wait: {record.exc_info and record.exc_info[1]}", None
+        return late
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -94,6 +94,11 @@ class Common(BaseModel):
         return 1 if self.n is None else self.n
 
     @property
+    def limit(self) -> tuple[str, int | None]:
+        """The argument that limits the output, as the client spelt it, and what came in."""
+        return "max_tokens", self.max_tokens
+
+    @property
     def counts_in_stream(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
@@ -280,20 +285,22 @@ class ChatRequest(Common, Conversation):
     logprobs: StrictBool | None = None
     top_logprobs: StrictInt | None = None
 
+    @property
+    def limit(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is None:
+            return super().limit
+        return "max_completion_tokens", self.max_completion_tokens
+
     def parameters(self, choice: int) -> SamplingParameters:
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequest("argument 'top_logprobs' without 'logprobs'; expected both", "top_logprobs")
         best = self.top_logprobs or 0
         if not 0 <= best <= MOST_LOGPROBS:
             raise BadRequest(f"argument 'top_logprobs' is {best}; expected 0 … {MOST_LOGPROBS}", "top_logprobs")
-        if self.max_completion_tokens is None:
-            return self.sampling(choice, max_tokens=self.max_tokens, logprobs=best if self.logprobs else None)
-        if self.max_completion_tokens < 1:
-            raise BadRequest(
-                f"argument 'max_completion_tokens' is {self.max_completion_tokens}; expected at least 1",
-                "max_completion_tokens",
-            )
-        return self.sampling(choice, max_tokens=self.max_completion_tokens, logprobs=best if self.logprobs else None)
+        name, most = self.limit
+        if most is not None and most < 1:
+            raise BadRequest(f"argument '{name}' is {most}; expected at least 1", name)
+        return self.sampling(choice, max_tokens=most, logprobs=best if self.logprobs else None)
 
 
 class TokenizeRequest(Conversation):
