@@ -50,7 +50,8 @@ def test_threads(llm, expected):
 
 @pytest.mark.parametrize("given, why", [
     (([PROMPTS[0], 5],), "'prompts' has 5; expected texts or lists"), ((None,), "'prompts' has None"),
-    ((iter(PROMPTS),), "'prompts' has <list_iterator"), (("x", {"max_tokens": 3}), "'parameters' has 'max_tokens'; exp"),
+    ((iter(PROMPTS),), "'prompts' has <list_iterator"), (("x", {"max_tokens": 3}), "'parameters' is {'max_t.*; expected Sam"),
+    (("x", 5), "'parameters' is 5; expected SamplingParameters, or a list"), ((5,), "'prompts' has 5"), ((b"x",), "has b'x'"),
     ((PROMPTS[:1], [None]), "'parameters' has None"),
 ])  # fmt: skip
 def test_what_is_no_prompt_is_named(llm, given, why):

@@ -106,6 +106,17 @@ def test_what_is_said_behind_a_part_of_an_output_has_a_line_of_its_own(model, mo
     assert found.exit_code and found.stdout.startswith("some\n"), found.output
 
 
+def test_options_of_generate_reach_the_sampler(model, monkeypatch):
+    from weft.cli import app
+
+    given = {"min_p": 0.25, "repetition_penalty": 1.5, "presence_penalty": -0.5, "frequency_penalty": 0.75}
+    found = []
+    monkeypatch.setattr(weft.LLM, "stream", lambda *args: found.append(args[2]) or [])
+    words = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    done = CliRunner().invoke(app, ["generate", str(model), "hi", "--plain", "--device", "cpu", *words])
+    assert done.exit_code == 0 and {name: getattr(found[0], name) for name in given} == given
+
+
 def test_a_server_ends_that_request_alone(model):
     from weft.inference.server.app import make_app
     from weft.inference.server.driver import Driver

@@ -33,6 +33,10 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0, help="0 for the most probable token")] = 0.0,
     top_p: Annotated[float, typer.Option(help="only the most probable tokens whose probabilities sum to it")] = 1.0,
     top_k: Annotated[int, typer.Option(min=0, help="only so many of the most probable tokens; 0 for all")] = 0,
+    min_p: Annotated[float, typer.Option(help="only tokens of at least this share of the best's probability")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(help="divides logits of tokens in prompt or output")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="taken once from the logit of a generated token")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="taken for each time it was generated")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="of the random numbers")] = None,
     stop: Annotated[
         list[str] | None, typer.Option(help="text that ends the output; may be given several times")
@@ -55,8 +59,9 @@ def generate(
         from weft.inference.llm import LLM
         from weft.inference.parameters import SamplingParameters
     parameters = SamplingParameters(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, stop=tuple(stop or ()),
-        json_schema=None if schema is None else read_object(schema),
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty,
+        seed=seed, stop=tuple(stop or ()), json_schema=None if schema is None else read_object(schema),
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
         if tensor_parallel > 1:

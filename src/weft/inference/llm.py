@@ -152,6 +152,8 @@ class LLM:
             prompts = [prompts]
         one = parameters is None or isinstance(parameters, SamplingParameters)
         each: Any = [parameters or SamplingParameters()] * len(prompts) if one else parameters
+        if not isinstance(each, list | tuple):
+            raise TypeError(f"argument 'parameters' is {each!r:.80}; expected SamplingParameters, or a list of them")
         if len(each) != len(prompts):
             raise ValueError(
                 f"argument 'parameters' has {len(each)} entries; expected one for each of {len(prompts)} prompts"
