@@ -46,7 +46,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-INTERRUPTED = "weft: interrupted; what was saved stays"
+INTERRUPTED = "weft: interrupted"
 
 hardware.register(app)
 bench.register(app)

@@ -218,6 +218,14 @@ def test_a_failing_doctor_exits_one(command, monkeypatch):
     assert command("doctor", "--json")[0] == 1
 
 
+def test_ctrl_c_is_a_line_and_a_status(command, monkeypatch):
+    def stop():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("weft.cli.out.print", lambda *_: stop())
+    assert command("version") == (130, "", "weft: interrupted\n")
+
+
 def test_version(command):
     import weft as package
 
