@@ -10,6 +10,7 @@ import pytest
 from tiny import folder
 from typer.testing import CliRunner
 
+from weft.inference.bench.command import _url
 from weft.inference.bench.figures import Bound, Slo, model_flops, percentile, rows, summary
 from weft.inference.bench.load import Http, InProcess, Load, Timeline, run
 
@@ -83,6 +84,19 @@ def test_the_bound_of_a_model_counts_its_weights(model):
     assert (bound.bandwidth, bound.matrix, bound.weights) == (5.0, 7.0, 4 * (linear + head + norms))
 
 
+def test_the_bound_of_codes_counts_what_a_step_reads(model):
+    """On a CPU they are dequantised once."""
+    from weft import LLM
+    from weft.inference.server.worker import Facts
+
+    plain, codes = (LLM(model[0], device="cpu", quantize=q).engine for q in (None, "int8"))
+    assert Facts.of(plain).bytes == Facts.of(codes).bytes
+    layer = codes.model.layers[0][1].out
+    assert layer.bytes == layer.dense.nbytes != layer.weight.nbytes
+    layer.dense = None  # as on a GPU
+    assert layer.bytes == layer.weight.nbytes
+
+
 def test_requests_of_a_model_here(model):
     from weft import LLM
     from weft.inference.server.driver import Driver
@@ -133,8 +147,24 @@ def test_command(model, tmp_path, monkeypatch, compiled, as_json):
         figures = each["figures"]
         assert figures["failed"] == 0 and figures["output_tokens"] == 12 and figures["met_slo"] == 1
         assert 0 < figures["itl_share"] < 1 and figures["ttft_p50_s"] <= figures["e2e_p50_s"]
+    assert found["draft"] is None
     head, body = rows(found["runs"])
     assert head == ["arrivals a second", "all at once", "50.0"] and all(len(row) == 3 for row in body)
+
+
+def test_a_draft_reaches_the_engine(model, monkeypatch, compiled):
+    from weft.cli import app
+    from weft.inference.server import team
+
+    began, given = team.EngineProcess.__init__, []
+    monkeypatch.setattr(team.EngineProcess, "__init__", lambda self, *a: given.append(a[0]) or began(self, *a))
+    words = ["--requests", "2", "--input", "8", "--output", "4", "--device", "cpu", "--draft", "ngram", "--json"]
+    result = CliRunner().invoke(app, ["bench-llm", str(model[0]), *words])
+    assert result.exit_code == 0 and given[0]["draft"] == "ngram", result.output
+    found = json.loads(result.stdout)
+    (figures,) = [each["figures"] for each in found["runs"]]
+    assert found["draft"] == "ngram" and found["bound"] is None
+    assert figures["output_tokens"] == 8 and not any(name.endswith("_share") for name in figures)
 
 
 @pytest.mark.parametrize("words, message", [
@@ -156,8 +186,23 @@ def test_what_is_wrong_is_named(model, words, message, compiled):
 def test_a_server_that_is_not_there():
     from weft.cli import app
 
-    result = CliRunner().invoke(app, ["bench-llm", "http://127.0.0.1:9/v1"])
-    assert isinstance(result.exception, ConnectionError) and "127.0.0.1:9" in str(result.exception)
+    for given in ("http://127.0.0.1:9/v1", "http://127.0.0.1:9", "127.0.0.1:9", "127.0.0.1:9/v1/"):
+        result = CliRunner().invoke(app, ["bench-llm", given])
+        assert isinstance(result.exception, ConnectionError)
+        assert str(result.exception).startswith("http://127.0.0.1:9/v1/models: "), result.exception
+
+
+def test_what_is_a_url_and_what_a_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "host:80").mkdir()
+    assert _url("host:80") is None and _url("smollm2") is None
+    assert _url("host:81") == "http://host:81/v1" == _url("http://host:81/")
+    assert _url("[::1]:8000/api") == "http://[::1]:8000/api" and _url("https://host") == "https://host/v1"
+    for neither in ("none", "none.gguf", "a/b:8", "host:", "host:x"):
+        with pytest.raises(
+            FileNotFoundError, match=rf"no model at {neither}; expected a folder, .* HOST:PORT or http:"
+        ):
+            _url(neither)
 
 
 def test_a_server_that_wants_a_key():

@@ -38,6 +38,9 @@ def test_the_newest_run_of_each_way(tmp_path):
         "small on Made Up 9000, bfloat16",
         "far on Made Up 9000, http://h:1/v1",
     )
+    drafts = serving.section([line(), line(draft="ngram", quantize="int8", bound=None)])
+    assert drafts[1]["title"] == "small on Made Up 9000, bfloat16, weights int8, draft ngram" and not drafts[1]["bound"]
+    assert len(serving.section([line(), line(draft=None), line(draft="ngram")])) == 2
     assert first["load"] == "32 requests of 128 + 16…64 tokens at each rate" and "commit abc" in first["footnote"]
     head, body = first["table"]
     assert head == ["arrivals a second", "all at once", "4.00"]

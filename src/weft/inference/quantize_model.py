@@ -32,8 +32,8 @@ COPIED = (
 
 @dataclass(frozen=True)
 class Quality:
-    """Of a model whose ``weights`` and ``cache`` have these formats: ``bytes`` that a step reads of the weights, ``bits`` of a
-    linear layer's weight with its scales, and perplexity over ``tokens``."""
+    """Of a model whose ``weights`` and ``cache`` have these formats: ``bytes`` that a step with codes
+    reads of the weights, ``bits`` of a linear layer's weight with its scales, and perplexity over ``tokens``."""
 
     weights: str
     cache: str
@@ -68,8 +68,13 @@ def measure(
             p = perplexity(decoder, ids, window=window, cache_dtype=cache)
             stored = str(cache or kind).removeprefix("torch.")
             weights = "as stored" if scheme is None else str(scheme)
-            found.append(Quality(weights, stored, decoder.bytes, _bits(decoder), p.tokens, p.value))
+            found.append(Quality(weights, stored, _bytes(decoder), _bits(decoder), p.tokens, p.value))
     return found
+
+
+def _bytes(decoder: Decoder) -> int:
+    layers: list[Any] = [*decoder.linears(), decoder.head]
+    return decoder.bytes + sum(t.weight.nbytes - t.bytes for t in layers)
 
 
 def _bits(decoder: Decoder) -> float:
@@ -77,7 +82,7 @@ def _bits(decoder: Decoder) -> float:
     sizes = [
         t.weight.words.shape[0] * t.weight.columns if hasattr(t.weight, "words") else t.weight.numel() for t in layers
     ]
-    return 8 * sum(t.bytes for t in layers) / max(sum(sizes), 1)
+    return 8 * sum(t.weight.nbytes for t in layers) / max(sum(sizes), 1)
 
 
 def write(model: str | Path, out: str | Path, scheme: Scheme, device: str | torch.device | None = None) -> int:

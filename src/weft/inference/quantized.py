@@ -109,7 +109,7 @@ class Quantized(Linear):
 
     @property
     def bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.weight[:3] if t is not None)
+        return (self.weight if self.dense is None else self.dense).nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.dense is not None:

@@ -9,7 +9,7 @@ from weft.drawing.quantities import figures, ratio, si
 from weft.inference.bench.figures import lengths_text, rate_text, rows
 
 FILE = "serving"  # of a machine's records
-WAY = ("machine", "model", "url", "dtype", "quantize", "cache_dtype")
+WAY = ("machine", "model", "url", "dtype", "quantize", "cache_dtype", "draft")
 TIMES = (("ttft", "first token", "ours"), ("itl", "between tokens", "second"))
 
 
@@ -25,7 +25,8 @@ def section(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _shown(line: Mapping[str, Any]) -> dict[str, Any]:
     runs = [run for run in line["runs"] if "seconds" in run["figures"]]
-    how = [line["dtype"], line.get("quantize") and f"weights {line['quantize']}"] if "dtype" in line else [line["url"]]
+    parts = [line.get(k) and f"{name} {line[k]}" for k, name in (("quantize", "weights"), ("draft", "draft"))]
+    how = [line["dtype"], *parts] if "dtype" in line else [line["url"]]
     versions = line.get("versions", {})
     busy = line.get("load_average")
     footnote = [f"load average before the run {figures(busy)}"] if busy else []

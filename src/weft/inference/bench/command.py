@@ -3,20 +3,23 @@
 import asyncio
 import math
 import os
+import re
 from contextlib import closing
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
 from weft.console import Json, out, print_json, print_line, told
 from weft.inference.bench import figures
 from weft.inference.bench.load import Client, Http, InProcess, Load, Timeline, run
-from weft.inference.server.command import CACHE_DTYPE, MODEL, QUANTIZE
+from weft.inference.server.command import CACHE_DTYPE, DRAFT, MODEL, QUANTIZE
 
 
 def bench_llm(
-    model: Annotated[str, typer.Argument(metavar="MODEL|URL", help=f"{MODEL}; or http://HOST:PORT/v1")],
+    model: Annotated[str, typer.Argument(metavar="MODEL|URL", help=f"{MODEL}; or HOST:PORT of a server")],
     rates: Annotated[
         list[str] | None,
         typer.Option("--rate", help="requests a second (Poisson), several to compare; inf: all at once"),
@@ -37,6 +40,7 @@ def bench_llm(
     dtype: Annotated[str | None, typer.Option(help="of weights and arithmetic")] = None,
     quantize: Annotated[str | None, typer.Option(help=QUANTIZE)] = None,
     cache_dtype: Annotated[str | None, typer.Option(help=CACHE_DTYPE)] = None,
+    draft: Annotated[str | None, typer.Option(help=f"{DRAFT}; without bounds")] = None,
     save: Annotated[bool, typer.Option("--save", help="append a record to results/<machine>/serving.jsonl")] = False,
     as_json: Json = False,
 ) -> None:
@@ -44,21 +48,22 @@ def bench_llm(
     first = Load(requests, math.inf, _range("input", inputs), _range("output", outputs), shared, seed)
     loads = [replace(first, rate=rate, seed=seed + i) for i, rate in enumerate(map(_rate, rates or ["inf"]))]
     level = None if slo is None else figures.Slo.parse(slo)
-    remote = model.startswith(("http://", "https://"))
-    if remote and (peers or device or dtype or quantize or cache_dtype):
-        raise ValueError("--peer, --device, --dtype, --quantize and --cache-dtype are of a model here; expected no URL")
+    url = _url(model)
+    if url and (peers or device or dtype or quantize or cache_dtype or draft):
+        names = "--peer, --device, --dtype, --quantize, --cache-dtype and --draft"
+        raise ValueError(f"{names} are of a model here; expected no URL")
     offline = next((load for load in loads if math.isinf(load.rate)), loads[0])
     if peers:
         from weft.inference.bench import peers as others
 
         for peer in peers:
             others.check(peer, model, offline)
-    if remote:
-        record, runs = _of_server(model, api_key, name, loads, level)
+    if url:
+        record, runs = _of_server(url, api_key, name, loads, level)
         compared: list[dict[str, Any]] = []
     else:
         record, runs = _of_model(
-            model, loads, level, device=device, dtype=dtype, quantize=quantize, cache_dtype=cache_dtype
+            model, loads, level, device=device, dtype=dtype, quantize=quantize, cache_dtype=cache_dtype, draft=draft
         )
         compared = []
         for peer in peers or []:
@@ -76,6 +81,24 @@ def bench_llm(
         _print(record)
     if any(each["figures"]["failed"] for each in runs) or any("error" in peer for peer in compared):
         raise typer.Exit(1)
+
+
+def _url(model: str) -> str | None:
+    """The URL of a server's API, also where HOST:PORT is given; None for a model here.
+
+    Raises:
+        FileNotFoundError: neither a model nor an address.
+    """
+    url = model
+    if not model.startswith(("http://", "https://")):
+        if model == "smollm2" or Path(model).exists():
+            return None
+        if not re.fullmatch(r"([\w.-]+|\[[\da-fA-F:.]+\]):\d+(/.*)?", model):
+            raise FileNotFoundError(
+                f"no model at {model}; expected a folder, a .gguf file, smollm2, HOST:PORT or http://HOST:PORT/v1"
+            )
+        url = f"http://{model}"
+    return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1"
 
 
 def _of_server(
@@ -99,8 +122,6 @@ def _of_model(
     except ModuleNotFoundError as missing:
         message = "weft bench-llm MODEL needs PyTorch: pip install 'weft[gpu,inference]'"
         raise ModuleNotFoundError(message, name="torch") from missing
-    from pathlib import Path
-
     from weft.hardware import ceilings
     from weft.inference.server.driver import Driver
     from weft.inference.server.team import EngineProcess
@@ -119,13 +140,15 @@ def _of_model(
             lines = asyncio.run(_all(InProcess(driver), loads))
         finally:
             driver.stop()
-    # now the engine's memory is free
-    bound = figures.Bound.of(facts, facts.token_bytes, ceilings.measure(facts.device, quick=True, say=told))
+    bound: figures.Bound | None = None
+    if options["draft"] is None:  # with one a step gives several tokens; the engine's memory is free now
+        bound = figures.Bound.of(facts, facts.token_bytes, ceilings.measure(facts.device, quick=True, say=told))
     about: dict[str, Any] = {
         "model": Path(model).name, "device": facts.device, "dtype": facts.dtype,
         "quantize": options["quantize"], "cache_dtype": facts.cache_dtype,
+        "draft": options["draft"] and Path(options["draft"]).name,
         "load_average": others,  # of a CPU, before the run: what else ran on it
-        "bound": {k: v if math.isfinite(v) else None for k, v in asdict(bound).items()},
+        "bound": bound and {k: v if math.isfinite(v) else None for k, v in asdict(bound).items()},
     }  # fmt: skip
     return about, _measured(loads, lines, slo, bound)
 

@@ -50,6 +50,10 @@ class QuantizedWeight(NamedTuple):
     group: int  # columns that share a scale; 0 where a row does
     columns: int  # K
 
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (self.words, self.scale, self.zero) if t is not None)
+
     def to(self, device: torch.device | str) -> "QuantizedWeight":
         """Its tensors on a device."""
         zero = None if self.zero is None else self.zero.to(device)
