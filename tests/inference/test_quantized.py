@@ -97,7 +97,8 @@ def test_a_written_folder_computes_what_quantising_at_load_computes(tmp_path, na
     got = logits_of(decoder, TOKENS)
     torch.testing.assert_close(got, wanted)
     assert not torch.allclose(got, plain, atol=1e-4)
-    assert decoder.bytes < loaded(tmp_path / "model").bytes
+    for ours, theirs in zip(decoder.linears(), loaded(tmp_path / "model").linears(), strict=True):
+        assert ours.weight.nbytes < theirs.weight.nbytes == ours.bytes  # dequantised on a CPU
     with pytest.raises(FileExistsError, match="is not empty"):
         write(tmp_path / "model", tmp_path / "out", Scheme.of(name))
     with pytest.raises(ValueError, match="is quantised already"):
@@ -223,6 +224,34 @@ def test_groups_that_ranks_cannot_share(tmp_path):
         share_of(tmp_path / "out", 0)
 
 
+@pytest.mark.parametrize("ranks, said", [(1, "tensor"), (2, "a share of tensor")])
+def test_columns_that_groups_do_not_divide_are_named(tmp_path, ranks, said):
+    tiny.folder(tmp_path, "llama", **{**SIZES, "intermediate_size": 48 * ranks})
+    why = rf"^{said} 'model\.layers\.0\.mlp\.down_proj\.weight': a weight of 48 columns; int4 needs a multiple of 32"
+    with pytest.raises(ValueError, match=why):
+        loaded(tmp_path, quantise=Quantise(Scheme.of("int4")), exchange=SimpleNamespace(rank=0, ranks=ranks))
+
+
+@pytest.mark.parametrize("name, changed, is_, asked", [
+    ("int4:32", {"group_size": 64}, r"\(128, 4\)", r"\(128, 2\): 'group' of 64 columns"),
+    ("int4:32", {"strategy": "channel"}, r"\(128, 4\)", r"\(128, 1\): 'channel'"),
+    ("int8", {"strategy": "group", "group_size": 64}, r"\(128, 1\)", r"\(128, 2\): 'group'"),
+    ("fp8", {"strategy": "tensor"}, r"\(128, 1\)", r"\(1, 1\): 'tensor'"),
+    ("fp8", {"strategy": "block"}, r"\(128, 1\)", r"\(1, 1\): 'block'"),
+    ("fp8:64", {"strategy": "channel"}, r"\(128, 2\)", r"\(128, 1\): 'channel'"),
+])  # fmt: skip
+def test_scales_that_are_not_as_asked_are_refused(tmp_path, name, changed, is_, asked):
+    tiny.folder(tmp_path / "model", "llama", **SIZES)
+    write(tmp_path / "model", tmp_path / "out", Scheme.of(name))
+    path = tmp_path / "out" / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"]["config_groups"]["group_0"]["weights"].update(changed)
+    path.write_text(json.dumps(config))
+    why = rf"q_proj\.weight_scale' has shape {is_}, of a weight \(128, 128\); config.json asks for {asked}"
+    with pytest.raises(ValueError, match=why):
+        loaded(tmp_path / "out")
+
+
 def test_quantised_experts_are_refused_by_name(tmp_path):
     more = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32, "head_dim": 32}
     tiny.folder(
@@ -248,7 +277,12 @@ def test_quantised_experts_are_refused_by_name(tmp_path):
      ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "config_groups": {
          "a": {"weights": {"type": "float", "num_bits": 4}}}}, "num_bits"),
      ({"quant_method": "compressed-tensors", "format": "marlin-24", "config_groups": {
-         "a": {"weights": {"type": "int", "num_bits": 4, "strategy": "group"}}}}, "format = 'marlin-24'")],
+         "a": {"weights": {"type": "int", "num_bits": 4, "strategy": "group"}}}}, "format = 'marlin-24'"),
+     ({"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {
+         "a": {"weights": {"type": "int", "num_bits": 4, "strategy": "group", "group_size": -1}}}}, "group_size = -1; exp"),
+     ({"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {
+         "a": {"weights": {"type": "float", "num_bits": 8, "strategy": "block", "block_structure": [64, 64]}}}},
+      r"block_structure = \[64, 64\]; expected None or \[128, 128\]")],
 )  # fmt: skip
 def test_other_formats_are_refused_by_name(tmp_path, settings, said):
     tiny.folder(tmp_path, "llama", edit=lambda config: config.update(quantization_config=settings))

@@ -1,7 +1,8 @@
 """A folder of safetensors as named tensors. Nothing in the folder is executed; pickled weights are refused."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -138,6 +139,15 @@ def _files(folder: Path) -> list[Path]:
     pickled = [path.name for path in folder.glob("*.bin")] + [path.name for path in folder.glob("*.pth")]
     why = f"; {pickled[0]} is pickled, which can run code: convert it to safetensors" if pickled else ""
     raise FileNotFoundError(f"{folder} has no model.safetensors{why}")
+
+
+@contextmanager
+def naming(name: str, ranks: int) -> Iterator[None]:
+    """Errors in what is made of a tensor, or of a rank's share of it, say which one it is."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{'a share of ' * (ranks > 1)}tensor {name!r}: {error}") from None
 
 
 def finite(t: Tensor, name: str) -> Tensor:

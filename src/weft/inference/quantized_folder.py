@@ -55,7 +55,7 @@ class QuantizedFolder(Folder):
                 f"{folder}: weights are quantised by {method!r}; expected {', '.join(checks)}, or float weights"
             )
         self.method = method
-        self.group: int | None = None  # columns of a scale, where all layers have the same
+        self.schemes: list[dict[str, Any]] = []  # of compressed-tensors' config.json
         checks[method]()
 
     # ---- settings ------------------------------------------------------------------------------------------------
@@ -90,13 +90,13 @@ class QuantizedFolder(Folder):
             self._expect("weights (type, num_bits)", (kind, bits), ("int", 4), ("int", 8), ("float", 8))
             self._expect("strategy", weights.get("strategy"), "tensor", "channel", "group", "block")
             self._expect("actorder", weights.get("actorder"), None, "static", "weight")
-        sizes = {(group["weights"].get("strategy"), group["weights"].get("group_size")) for group in groups.values()}
-        strategy, size = sizes.pop()
-        if not sizes and strategy == "group" and type(size) is int and size > 0:
-            self.group = size
-        formats = {group.get("format") or self.settings.get("format") for group in groups.values()}
-        for format in formats:
+            format = group.get("format") or self.settings.get("format")
             self._expect("format", format, "pack-quantized", "float-quantized", "int-quantized", "naive-quantized")
+            if weights["strategy"] == "block":
+                self._expect("block_structure", weights.get("block_structure"), None, [BLOCK, BLOCK])
+            if weights["strategy"] == "group" and (type(size := weights.get("group_size")) is not int or size < 1):
+                raise ValueError(f"{self.where}: compressed-tensors with group_size = {size!r:.60}; expected columns")
+            self.schemes.append(weights)
         self._expect("sparsity", (self.settings.get("sparsity_config") or {}).get("format", "dense"), "dense")
         self._expect("kv_cache_scheme", self.settings.get("kv_cache_scheme"), None)
         self._expect("transform_config", self.settings.get("transform_config") or None, None)
@@ -157,6 +157,25 @@ class QuantizedFolder(Folder):
             raise ValueError(f"{self.where}: {name!r} is {t.dtype} {tuple(t.shape)}; expected floats, [N] or [N, G]")
         return t
 
+    def _as_asked(self, name: str, scale: Tensor, n: int, k: int) -> None:
+        """Refuses scales of a weight [n, k] that are not what config.json asks for."""
+        asked = []
+        for scheme in self.schemes:
+            strategy = scheme["strategy"]
+            size = scheme["group_size"] if strategy == "group" else k
+            shapes_of: dict[str, list[tuple[int, ...]]] = {
+                "tensor": [(), (1,), (1, 1)], "channel": [(n,), (n, 1)], "block": [(-(-n // BLOCK), -(-k // BLOCK))],
+                "group": [(n, -(-k // size))],
+            }  # fmt: skip
+            if scale.shape in (shapes := shapes_of[strategy]):
+                return
+            asked.append(f"{shapes[-1]}: {strategy!r}{f' of {size} columns' if strategy == 'group' else ''}")
+        if asked:
+            raise ValueError(
+                f"{self.where}: {name!r} has shape {tuple(scale.shape)}, of a weight {(n, k)}; config.json asks for "
+                f"{' or '.join(dict.fromkeys(asked))}"
+            )
+
     def _optional(self, name: str) -> Tensor | None:
         return self._take(name) if name in self else None
 
@@ -170,11 +189,7 @@ class QuantizedFolder(Folder):
         n, k = shape.tolist()
         if n != len(packed) or k < 1 or -(-k // 8) > packed.shape[1]:
             raise ValueError(f"{self.where}: '{name}.weight_shape' is {[n, k]} of codes {tuple(packed.shape)} of int32")
-        if self.group and scale.shape != (n, -(-k // self.group)):
-            raise ValueError(
-                f"{self.where}: '{name}.weight_scale' has shape {tuple(scale.shape)}; expected {(n, -(-k // self.group))}, "
-                f"groups of {self.group}"
-            )
+        self._as_asked(f"{name}.weight_scale", scale, n, k)
         if scale.shape[0] != n:
             raise ValueError(f"{self.where}: '{name}.weight_scale' has shape {tuple(scale.shape)}; expected [{n}, G]")
         zero = None
@@ -208,7 +223,9 @@ class QuantizedFolder(Folder):
             raise ValueError(f"{self.where}: '{name}.weight' has shape {tuple(codes.shape)}; expected a matrix")
         n, k = codes.shape
         inverse = f"{name}.weight_scale_inv"
-        scale = self._scale(inverse if inverse in self else f"{name}.weight_scale").float()
+        stored = inverse if inverse in self else f"{name}.weight_scale"
+        scale = self._scale(stored).float()
+        self._as_asked(stored, scale, n, k)
         for unused in ("input_scale", "output_scale", "weight_zero_point"):  # activations are not quantised here
             more = self._optional(f"{name}.{unused}")
             if unused == "weight_zero_point" and more is not None and bool(more.any()):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from weft import ops
-from weft.inference.checkpoint import Source, finite
+from weft.inference.checkpoint import Source, finite, naming
 from weft.operators.linear import few_rows
 
 # T tokens, N outputs, K inputs
@@ -61,7 +61,7 @@ class Dense(Linear):
 
     @property
     def bytes(self) -> int:
-        return self.weight.numel() * self.weight.element_size()
+        return self.weight.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.gpu and x.shape[0] <= 2:
@@ -146,11 +146,11 @@ class Loader:
         """
         if (layer := self.source.linear(self, names, rows, columns, bias, split)) is not None:
             return self.fixed(layer)
-
         parts = [self.tensor(f"{name}.weight", (n, columns)) for name, n in zip(names, rows, strict=True)]
-        parts = [self.share(t, split) for t in parts]
-        weight = torch.cat(parts) if len(parts) > 1 else parts[0]
-        return self.of(weight, self.bias(names, rows, split) if bias else None, head)
+        weight = self.share(parts[0], split) if len(parts) == 1 else torch.cat([self.share(t, split) for t in parts])
+        added = self.bias(names, rows, split) if bias else None
+        with naming(f"{names[0]}.weight", self.ranks):
+            return self.of(weight, added, head)
 
     def bias(self, names: Sequence[str], rows: Sequence[int], split: int | None) -> Tensor:
         """Of one layer of several matrices; where results are summed over the ranks, the first one's has it."""
