@@ -191,6 +191,22 @@ def test_killed_rank_ends_the_others_with_its_log(tmp_path, text):
     assert time.monotonic() - started < 60
 
 
+def test_each_start_has_a_store_of_its_own(tmp_path, text):
+    """In PyTorch's, shared by all, a rank could read the address of one that the last start had."""
+    program = tmp_path / "again.py"
+    program.write_text(
+        "import os, sys\n"
+        "from torch.distributed import rendezvous\n"
+        "store, *_ = next(rendezvous('env://'))\n"
+        "known, first = store.check(['address']), os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        "store.set('address', 'here')\n"
+        "sys.exit(first or known)\n"
+    )
+    again = job(tmp_path, text, 1, "again", command=["python", str(program)])
+    again.retries = 1
+    launch(again)
+
+
 @pytest.mark.long
 def test_a_retry_goes_on_from_the_checkpoint(tmp_path, text, one):
     result, settings = one

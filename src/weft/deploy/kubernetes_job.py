@@ -94,7 +94,7 @@ def _pod(job: JobFile, pool: Pool | None, made: Specification | None, command: l
         "name": "main",
         "image": _image(job, made),
         "command": command,
-        "env": [{"name": name, "value": value} for name, value in job.env.items()],
+        "env": [{"name": name, "value": value} for name, value in job.environment.items()],
         "resources": _resources(job, pool),
         "volumeMounts": mounts,
         "securityContext": {
@@ -218,7 +218,7 @@ def _trainjob(job: JobFile, pool: Pool | None, made: Specification | None) -> li
         "numNodes": job.nodes,
         "numProcPerNode": job.processes,
         "resourcesPerNode": {key: value for key, value in _resources(job, pool).items() if value},
-        "env": [{"name": name, "value": value} for name, value in job.env.items()],
+        "env": [{"name": name, "value": value} for name, value in job.environment.items()],
     }
     pod = {
         key: value for key, value in _pod(job, pool, made, []).items()

@@ -61,7 +61,7 @@ def script(job: JobFile, made: Specification | None = None, logs: str = "") -> s
         flags.append("no-kill")  # the job goes on when a node fails
     lines = ["#!/bin/bash", *(f"#SBATCH --{name}={value}" for name, value in options.items())]
     lines += [f"#SBATCH --{flag}" for flag in flags]
-    lines += ["set -euo pipefail", *(f"export {name}={shlex.quote(value)}" for name, value in job.env.items())]
+    lines += ["set -euo pipefail", *(f"export {name}={shlex.quote(value)}" for name, value in job.environment.items())]
     return "\n".join([*lines, *_run(job)]) + "\n"
 
 
