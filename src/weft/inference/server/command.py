@@ -4,8 +4,10 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import socket
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -72,28 +74,42 @@ def serve(
         logging.getLogger("asyncio").addFilter(NoFilesLeft())
         # the address is taken before the model is loaded, which may take minutes; clients are let in after it
         socket = stack.enter_context(bind(host, port))
-        if note.is_terminal:
-            told(f"loading {folder}; an address follows when it answers")
-        engine = stack.enter_context(contextlib.closing(EngineProcess(arguments, tensor_parallel)))
-        import uvicorn
+        with _ended_at_once():
+            if note.is_terminal:
+                told(f"loading {folder}; an address follows when it answers")
+            engine = stack.enter_context(contextlib.closing(EngineProcess(arguments, tensor_parallel)))
+            import uvicorn
 
-        from weft.inference.server.app import make_app
-        from weft.inference.server.driver import Driver
+            from weft.inference.server.app import make_app
+            from weft.inference.server.driver import Driver
 
-        engine.loaded()
-        served = name or Path(folder).resolve().name
-        driver = Driver(engine, most_requests)
-        application = make_app(driver, engine.facts.tokenizer, served, key=api_key, most_bytes=most_bytes)
-        listen(socket, host, port)
-        bound = socket.getsockname()
-        address = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-        out.print(f"{served} at http://{address}:{bound[1]}/v1", soft_wrap=True)
-        settings = uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=30, lifespan="on")
-        server = uvicorn.Server(settings)
+            engine.loaded()
+            served = name or Path(folder).resolve().name
+            driver = Driver(engine, most_requests)
+            application = make_app(driver, engine.facts.tokenizer, served, key=api_key, most_bytes=most_bytes)
+            listen(socket, host, port)
+            bound = socket.getsockname()
+            address = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+            out.print(f"{served} at http://{address}:{bound[1]}/v1", soft_wrap=True)
+            settings = uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=30, lifespan="on")
+            server = uvicorn.Server(settings)
         engine.on_loss = lambda: setattr(server, "should_exit", True)
         server.run(sockets=[socket])
     if engine.lost:
         os._exit(1)
+
+
+@contextlib.contextmanager
+def _ended_at_once() -> Iterator[None]:
+    """Ctrl-C ends this process, and with it the engine's: Python drops an exception that comes in a callback of an import."""
+    as_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if as_usual:
+        signal.signal(signal.SIGINT, lambda *_: (os.write(2, b"weft: interrupted\n"), os._exit(130)))
+    try:
+        yield
+    finally:
+        if as_usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def allow_connections() -> None:
