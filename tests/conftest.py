@@ -26,7 +26,7 @@ NEEDS = {  # what the tests in a folder need: without it they are not collected,
     "train": ("torch", "sklearn"),
 }
 MISSING = {folder: [name for name in names if find_spec(name) is None] for folder, names in NEEDS.items()}
-LONG_SHARES = 8  # a commit runs one in so many of the long tests
+LONG_SHARES = 12  # a commit runs one in so many of the long tests
 
 
 def pytest_ignore_collect(collection_path):

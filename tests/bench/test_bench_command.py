@@ -156,7 +156,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_an_interrupted_bench_leaves_valid_records(tmp_path):
     what = ["softmax", "rms_norm", "--workload", "M=2048,N=4096", "--implementation", "torch", "--dtype", "fp32"]
     words = ["bench", *what, "--budget", "1000", "--json", "--save"]

@@ -44,6 +44,7 @@ def test_what_a_kernel_needs_is_reported_against_the_limit(compiled):
         assert 0 <= r["shared_bytes"] <= r["shared_limit"] == SHARED_LIMIT[int(r["arch"][3:])]
 
 
+@pytest.mark.share(2)
 def test_cuda_and_both_directions_are_compiled():
     """Kernels in CUDA C++ through NVRTC; of the direction ``backward`` the backward kernel, not the forward's again."""
     pytest.importorskip("cuda.bindings")

@@ -40,6 +40,7 @@ def check_alike(file, own) -> None:
 
 
 @pytest.mark.parametrize("name", ["best", "first", "consolidate", "fgd", "dot-product", "gpu-packing"])
+@pytest.mark.share(2)
 def test_a_placement_in_a_file_is_compiled_as_the_packages_own(tmp_path, name):
     mine, tried = copied(tmp_path, PLACEMENTS[name]), 0
     for seed in range(6):

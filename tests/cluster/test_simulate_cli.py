@@ -273,7 +273,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_an_interrupted_simulation_keeps_what_is_there(long, tmp_path):
     words = ("simulate", long, "--format", "csv", "--nodes", "3000x8", "--placement", "fgd", "--save", tmp_path / "run")
     code, out, shown = at_a_terminal(words, "simulating")
@@ -299,7 +299,7 @@ def test_an_interrupt_while_modules_are_imported_is_reported(monkeypatch, capsys
     assert code == 130 and capsys.readouterr() == ("", "weft: interrupted\n")
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_an_interrupted_comparison_keeps_what_is_there(long):
     words = ("simulate", "compare", long, "--format", "csv", "--nodes", "3000x8", "--processes", "2")
     code, out, shown = at_a_terminal((*words, "--policy", "fifo:first", "--policy", "fifo:fgd"), "simulating")

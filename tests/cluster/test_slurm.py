@@ -45,7 +45,7 @@ def differences(slurm: list[float], start) -> list[str]:
 
 @pytest.mark.parametrize(("scheduler", "order", "others"), [
     pytest.param("builtin", "fifo", ["fifo-skip", "sjf"], marks=pytest.mark.long),
-    ("backfill", "fifo-conservative", ["fifo", "fifo-skip", "fifo-easy"]),
+    pytest.param("backfill", "fifo-conservative", ["fifo", "fifo-skip", "fifo-easy"], marks=pytest.mark.share(2)),
 ])  # fmt: skip
 def test_jobs_start_as_in_slurm(scheduler, order, others):
     jobs = workload()

@@ -141,7 +141,7 @@ def test_every_collective_on_four_ranks(comm, backend):
         assert of_name == ([0] if name == "barrier" else sizes(1 << 10, 64 << 10, 8))
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_three_ranks_reject_mutants_and_name_another_shape(comm, wrong):
     """The measurements before the failure are printed; sizes are what three ranks can share."""
     code, out, err = comm("all_gather", wrong("wrong"), "--ranks", 3, "--backend", "gloo", "--json", *FEW[2:])
@@ -156,7 +156,7 @@ def test_three_ranks_reject_mutants_and_name_another_shape(comm, wrong):
     assert "rank 1 calls all_reduce of shape (7,) float32" in err and "rank 0 calls all_reduce of shape (256,)" in err
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_killed_rank_is_named_with_its_collective(comm, wrong, backend):
     started = time.monotonic()
@@ -167,7 +167,7 @@ def test_killed_rank_is_named_with_its_collective(comm, wrong, backend):
     assert time.monotonic() - started < 60
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_hanging_rank_is_named_after_the_deadline(comm, wrong):
     code, out, err = comm("barrier", wrong("hangs"), "--ranks", 3, "--backend", "gloo", "--deadline", 3, *FEW)
     assert code == 1 and "# barrier" in out

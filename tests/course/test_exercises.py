@@ -15,7 +15,7 @@ def servers():
         yield started
 
 
-@pytest.mark.share(3)
+@pytest.mark.share(6)
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda e: e.id)
 def test_the_check_tells_right_from_wrong(exercise, servers):
     assert list(dev.problems(exercise, servers)) == []

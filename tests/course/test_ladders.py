@@ -62,7 +62,7 @@ def right(name, got, n=1500):
     return got.shape == expected.shape and torch.allclose(got.double(), expected.double(), rtol=1e-5, atol=3e-4)
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(3)
 @pytest.mark.parametrize(("name", "number"), RUNGS)
 def test_a_rung_is_right(run, name, number):
     for n in {"layer_norm": (1500, 4), "spmv": (1500,)}.get(name, (1, 1500)):

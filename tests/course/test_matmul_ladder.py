@@ -101,6 +101,7 @@ SIZES = ((8, 8, 8), (40, 72, 136), (136, 264, 328), (264, 520, 72))
 
 
 @pytest.mark.parametrize("number", CUDA_RUNGS)
+@pytest.mark.share(3)
 def test_a_rung_is_right_at_sizes_that_are_no_multiples_of_its_tile(machine, number):
     """A, B and C lie before pages that may not be touched, and threads and copies take turns at random."""
     for seed, sizes in enumerate(SIZES):

@@ -39,6 +39,7 @@ def test_the_models_of_the_examples_at_two_sizes(model, dynamic, run, tmp_path, 
     onnx.checker.check_model(str(tmp_path / "m.onnx"))
 
 
+@pytest.mark.share(2)
 def test_a_trained_run_answers_as_its_checkpoint_does(run, tmp_path):
     from weft.export import trained
     from weft.train.loop import train

@@ -152,6 +152,7 @@ def test_command(model, tmp_path, monkeypatch, compiled, as_json):
     assert head == ["arrivals a second", "all at once", "50.0"] and all(len(row) == 3 for row in body)
 
 
+@pytest.mark.share(2)
 def test_a_draft_reaches_the_engine(model, monkeypatch, compiled):
     from weft.cli import app
     from weft.inference.server import team

@@ -58,13 +58,13 @@ def is_the_public_functions(check):
 
 
 def in_turn(checks):
-    """The checks of this run, and the others. Interpreted, a run has one workload in nine, in fp16 in 18 and of one
+    """The checks of this run, and the others. Interpreted, a run has one workload in 12, in fp16 in 24 and of one
     implementation in two, at each commit in continuous integration other ones; with WEFT_LONG=all, and on a GPU, it has
     all."""
     if DEVICE == "cuda" or turns.WANTED == "all":
         return checks, []
     of = checks[0]
-    step = min(9 if of.workload.dtype == "fp32" else 18, len(checks))
+    step = min(12 if of.workload.dtype == "fp32" else 24, len(checks))
     first = turns.turn(f"{of.operator.name} {of.implementation} {of.direction}", step)
     return checks[first::step], [c for i, c in enumerate(checks) if i % step != first]
 
@@ -232,8 +232,8 @@ def test_the_choice_of_an_implementation_is_explained(op):
 @pytest.mark.skipif(DEVICE == "cuda", reason="kernels are interpreted only without a GPU; there opcheck runs on it")
 def test_every_operator_runs_on_cpu_tensors_and_passes_opcheck():
     """In a process of its own: here, without a GPU, CPU tensors are interpreted. Of the operators' forms (which arguments
-    are None) a third, at another commit another one."""
-    step = 1 if turns.WANTED == "all" else 3
+    are None) a sixth, at another commit another one."""
+    step = 1 if turns.WANTED == "all" else 6
     words = map(str, (turns.turn("opcheck", step), step))
     said = printed("-W", "error", str(ROOT / "tests/operators/opchecks.py"), *words)
     softmaxes = [f"{name}_cluster{of}" for name in ("softmax", "log_softmax") for of in ("", "_backward")]
@@ -260,7 +260,7 @@ for op in registry.select():
 
 
 def test_public_functions_run_the_reference_on_the_cpu_in_every_dtype():
-    step = 1 if turns.WANTED == "all" else 8
+    step = 1 if turns.WANTED == "all" else 16
     printed("-W", "error", "-c", ON_CPU, str(turns.turn("on a CPU", step)), str(step))
 
 

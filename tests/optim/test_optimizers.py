@@ -187,6 +187,7 @@ assert c.state[wide[0]]["exp_avg"].dtype == torch.float64
 """
 
 
+@pytest.mark.share(2)
 def test_what_pytorchs_own_list_has_them_take_and_refuse():
     """Interpreted, a run has one in twelve of what they take, at another commit other ones."""
     step = 1 if DEVICE == "cuda" or turns.WANTED == "all" else 12
@@ -216,6 +217,7 @@ def test_the_examples_run():
     assert wide < 4 and abs(narrow / wide - 1) < 0.01
 
 
+@pytest.mark.share(2)
 def test_a_contender_that_fails_leaves_the_examples_others(capsys, monkeypatch):
     compare = runpy.run_path(str(ROOT / "examples" / "optimizer_against_torch.py"))["compare"]
     if DEVICE != "cuda":

@@ -146,6 +146,7 @@ def test_a_program_that_has_too_few_steps_or_counts_forwards(tmp_path, monkeypat
     assert profiled.main(["--out", out, program]) == 2 and "pip install 'weft[gpu]'" in capsys.readouterr().err
 
 
+@pytest.mark.share(2)
 def test_the_status_of_a_command_that_fails(tmp_path, monkeypatch, capfd):
     from weft import cli
 

@@ -261,7 +261,7 @@ def test_stubs_need_no_pytorch(started):
     assert "ops.pyi is out of date" in finish(started["without torch"])  # the copy has one operator more
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_the_documented_operators_verify(copy):
     commands = (ROOT / "examples/define_an_operator.py", "weft verify squared_relu")
     with run_python("-c", RUN, *commands, source=copy) as process:
@@ -270,7 +270,7 @@ def test_the_documented_operators_verify(copy):
     assert " 0 failed" in printed and "10 of 10 mutants" in printed, "examples/squared_relu"
 
 
-@pytest.mark.share(2)
+@pytest.mark.share(4)
 def test_the_documented_cuda_kernel_compiles(copy):
     words = ("squared_relu", "--arch", "sm_90", "--processes", "1")
     with run_python("-m", "weft", "compile-check", *words, source=copy) as process:

@@ -142,6 +142,7 @@ def test_surviving_mutant_is_bad_news(tmp_path):
     assert "1 passed: this verification cannot be trusted" in prose and '<div class="bad"><dt>Right' in prose
 
 
+@pytest.mark.share(2)
 def test_hundreds_of_measurements_stay_below_three_megabytes(tmp_path):
     contents = gpu_contents()
     contents.measurements = []

@@ -122,6 +122,7 @@ def test_ranks_that_are_started_again_go_on(gpt, monkeypatch):
     assert train(gpt()).loss == whole
 
 
+@pytest.mark.share(2)
 def test_resume_of_a_cnn_has_its_statistics(tmp_path):
     whole = train(cnn(tmp_path, out=str(tmp_path / "whole"), amp="bf16"))
     train(cnn(tmp_path, checkpoint_every=11, amp="bf16"))
@@ -141,6 +142,7 @@ def plain(tmp_path_factory):
 @pytest.mark.parametrize(
     ("seed", "amp", "rtol"), [(0, "none", 1e-4), (1, "none", 1e-4), (2, "none", 1e-4), (0, "bf16", 1e-2)]
 )
+@pytest.mark.share(2)
 def test_operators_learn_as_pytorchs_do(plain, seed, amp, rtol):
     ours, theirs = plain[f"operators {seed} {amp}"]
     assert np.allclose(ours, theirs, rtol=rtol) and ours[-1] < 0.9 * ours[0]

@@ -90,7 +90,7 @@ PARALLEL = {
 }  # fmt: skip
 LONG = [("ddp", 2), ("ddp", 4), ("fsdp", 4), ("fsdp-tensor", 4)]
 SHORT = [("fsdp", 2), ("tensor", 2)]  # each rank imports for some seconds
-CASES = [pytest.param(*case, marks=pytest.mark.share(2)) for case in SHORT]
+CASES = [pytest.param(*case, marks=pytest.mark.share(4)) for case in SHORT]
 CASES += [pytest.param(*case, marks=pytest.mark.long) for case in LONG]
 
 
@@ -120,7 +120,7 @@ def test_ranks_train_as_one_and_resume_on_another_number(tmp_path, text, one, pa
 
 
 COMPRESSED = [
-    pytest.param("fsdp", "fp8", marks=pytest.mark.share(2)),
+    pytest.param("fsdp", "fp8", marks=pytest.mark.share(4)),
     *(pytest.param(*c, marks=pytest.mark.long) for c in (("ddp", "powersgd"), ("fsdp", "bf16"))),
 ]
 
@@ -191,6 +191,7 @@ def test_killed_rank_ends_the_others_with_its_log(tmp_path, text):
     assert time.monotonic() - started < 60
 
 
+@pytest.mark.share(2)
 def test_each_start_has_a_store_of_its_own(tmp_path, text):
     """In PyTorch's, shared by all, a rank could read the address of one that the last start had."""
     program = tmp_path / "again.py"
