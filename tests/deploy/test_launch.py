@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 import schemas
@@ -95,6 +96,7 @@ def test_the_sbatch_script(tmp_path):
     exports = "\n".join(re.findall(r"^export .*$", script, re.MULTILINE))
     done = subprocess.run(["bash", "-c", exports + "\nenv"], capture_output=True, text=True, check=True)
     assert {"A=it's $HOME", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"} <= set(done.stdout.splitlines())
+    assert abs(int(re.search(r"^WEFT_JOB_BEGAN=(\d+)$", done.stdout, re.MULTILINE)[1]) - time.time()) < 60
 
 
 @pytest.mark.parametrize(("line", "words"), [
@@ -150,7 +152,7 @@ else:
 
 @pytest.mark.parametrize(("ends", "status"), [("Completed", 0), ("Failed", 1)])
 def test_logs_are_followed_over_restarts(tmp_path, ends, status):
-    job(tmp_path)
+    given = job(tmp_path, JOB.replace("env: {", "env: {WEFT_JOB_BEGAN: 0, "))
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/kubectl").write_text(KUBECTL.format(python=sys.executable))
     (tmp_path / "bin/kubectl").chmod(0o755)
@@ -170,4 +172,4 @@ def test_logs_are_followed_over_restarts(tmp_path, ends, status):
     assert sorted(re.findall(r"\[p\d\] step 7", done.stdout)) == ["[p1] step 7", "[p2] step 7"]
     assert ("Because of it" in done.stderr) == (status == 1)
     (applied,) = schemas.documents((tmp_path / "bin/applied").read_text())
-    assert applied == json.loads(json.dumps(kubernetes_job.manifests(job(tmp_path), MADE)[0]))
+    assert applied == json.loads(json.dumps(kubernetes_job.manifests(given, MADE)[0]))

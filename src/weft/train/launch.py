@@ -56,9 +56,10 @@ class JobFile:
 
     @property
     def environment(self) -> dict[str, str]:
-        """``env``, and a store of its own for each start. The one that PyTorch's starts share has the addresses of the last
-        one's ranks, and a rank that reads one waits for it half an hour (github.com/pytorch/pytorch/issues/135712)."""
-        return {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **self.env}
+        """``env``, the time, by which ``weft train`` finds this job's checkpoints when it is started again, and a store of its
+        own for each start. The one that PyTorch's starts share has the addresses of the last one's ranks, and a rank that
+        reads one waits for it half an hour (github.com/pytorch/pytorch/issues/135712)."""
+        return {JOB_BEGAN: str(int(time.time())), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **self.env}
 
     @property
     def gpus_per_node(self) -> int:
@@ -183,7 +184,7 @@ def launch(job: JobFile) -> Path:
         min_nodes=job.min_nodes or job.nodes, max_nodes=job.nodes, nproc_per_node=job.processes, max_restarts=job.retries,
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL, tee={0: Std.ALL}), **settings,
     )  # fmt: skip
-    env = {JOB_BEGAN: str(time.time()), **job.environment}
+    env = job.environment
     before = {name: os.environ.get(name) for name in env}
     os.environ.update(env)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // job.processes)))

@@ -297,10 +297,12 @@ class Run:
         return folder
 
     def started_again(self) -> bool:
-        """Whether ``weft launch`` started the ranks again and this job has left a checkpoint; as rank 0 sees it."""
-        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0" and JOB_BEGAN in os.environ
-        found = again and ranks.rank() == 0 and checkpoint.newest(self.settings.out, since=float(os.environ[JOB_BEGAN]))
-        return again and bool(ranks.total(float(bool(found)), tensor=1, device=self.device)[0] > 0)
+        """Whether this job of ``weft launch`` has left a checkpoint, before its ranks or a scheduler's job were started again;
+        as rank 0 sees it."""
+        if (began := os.environ.get(JOB_BEGAN)) is None:
+            return False
+        found = ranks.rank() == 0 and checkpoint.newest(self.settings.out, since=float(began))
+        return bool(ranks.total(float(bool(found)), tensor=1, device=self.device)[0] > 0)
 
     def resumed(self) -> int:
         """Reads the newest checkpoint; the step at which the run goes on."""
