@@ -13,7 +13,8 @@ from slurm_daemons import wait
 from where import ROOT, plain_environment
 
 from weft.cluster.files.text import TraceError
-from weft.deploy import rendering
+from weft.deploy import rendering, slurm_job
+from weft.train.launch import read
 
 SMALL = """\
 name: tiny
@@ -161,3 +162,41 @@ def test_what_slurm_cannot_have_is_named(tmp_path, old, new, words):
     with pytest.raises(TraceError) as raised:
         rendered(tmp_path, SMALL.replace(old, new, 1))
     assert words in str(raised.value)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(missing()), reason=missing())
+@pytest.mark.skipif(os.geteuid() != 0, reason="a prolog runs as root")
+def test_a_requeued_job_goes_on_from_its_checkpoint(tmp_path):
+    """One that a preemption or a lost node has ended starts again as this one does."""
+    pytest.importorskip("torch")
+    (tmp_path / "words.txt").write_text("a quick brown fox jumps over a dog. " * 200)
+    given = {
+        "text": f"{tmp_path}/words.txt", "out": f"{tmp_path}/run", "steps": 40, "checkpoint_every": 5, "length": 32, "batch": 4,
+        "layers": 1, "width": 16, "heads": 2, "kv_heads": 2, "operators": "torch", "optimizer": "adamw", "device": "cpu",
+    }  # fmt: skip
+    (tmp_path / "program.py").write_text(
+        "import os, time\n"
+        "from weft.train.loop import train\n"
+        "from weft.train.settings import GptSettings\n"
+        "def stepped(done, steps, figures):\n"
+        "    print('step', done, flush=True)\n"
+        "    if done > 7 and 'SLURM_RESTART_COUNT' not in os.environ: time.sleep(1)\n"
+        f"train(GptSettings(**{given}), on_step=stepped)\n"
+    )
+    text = f"command: {sys.executable} {tmp_path}/program.py\nid: again\nretries: 1\npool: h100\ngpus: 1\n"
+    (tmp_path / "job.yaml").write_text(text)
+    with slurm(rendered(tmp_path, SMALL)) as running:
+        script = slurm_job.script(read(str(tmp_path / "job.yaml"), scheduler=True), None, str(tmp_path))
+        (tmp_path / "job.sh").write_text(script)
+        variables = {**running.environment, "OMP_NUM_THREADS": "1", "WEFT_CACHE": f"{tmp_path}/cache"}
+        running.environment = plain_environment(**variables)
+        number = running.command("sbatch", "--parsable", str(tmp_path / "job.sh")).strip()
+        log = tmp_path / f"again-{number}.log"
+        wait(lambda: log.exists() and "step 8\n" in log.read_text(), 60, running.logs, pause=0.2)
+        running.command("scontrol", "requeue", number)
+        wait(lambda: running.job(number)["JobState"] == "PENDING", 20, running.logs, pause=0.2)
+        running.command("scontrol", "update", f"JobId={number}", "StartTime=now")
+        assert running.ended(number)["JobState"] == "COMPLETED", log.read_text()
+    steps = list(map(int, re.findall(r"^step (\d+)$", log.read_text(), re.MULTILINE)))
+    assert steps == list(range(1, 41))  # SIGTERM came first, so no step is lost
