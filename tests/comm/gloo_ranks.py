@@ -1,9 +1,6 @@
 """Gloo ranks that are processes, for what needs torch.distributed's process group."""
 
-import contextlib
-import queue
 import socket
-import time
 import traceback
 
 import pytest
@@ -43,22 +40,20 @@ def on_gloo(n, work):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "weft.comm.compression", "weft.comm.symmetric"])  # once for all ranks
-    results = context.Queue()
+    context = mp.get_context("spawn")  # a fork server may be another test's, which interprets kernels
+    results = context.SimpleQueue()
     processes = [context.Process(target=_rank, args=(r, n, port, work, results), daemon=True) for r in range(n)]
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TRITON_INTERPRET", "0")  # what users start interprets nothing
             for p in processes:
                 p.start()
-        until, found = time.monotonic() + DEADLINE_S, []
-        with contextlib.suppress(queue.Empty):
-            while len(found) < n:
-                found.append(results.get(timeout=max(until - time.monotonic(), 0)))
+        for p in processes:
+            p.join(DEADLINE_S)
+        found = sorted((results.get() for _ in processes if not results.empty()), key=lambda f: f[0])
     finally:
-        for p in processes:  # a rank now and then does not end after its result
-            p.kill()
-    found.sort(key=lambda f: f[0])
+        for p in processes:
+            if p.is_alive():
+                p.kill()
     assert [f[0] for f in found] == list(range(n)) and not any(f[2] for f in found), "\n".join(f[2] for f in found)
     return [f[1] for f in found]
