@@ -52,6 +52,25 @@ def test_every_kind_is_valid(tmp_path, kind, text):
     assert found[-1]["metadata"]["name"] == ("gpt-1-submit" if kind == "raycluster" else "gpt-1") or made is None
 
 
+def test_the_head_of_ray_runs_the_command_with_its_variables_and_volume(tmp_path):
+    cluster, submitted = kubernetes_job.manifests(job(tmp_path, JOB + "kind: raycluster\n"), MADE)
+    pod = cluster["spec"]["headGroupSpec"]["template"]["spec"]
+    (head,) = pod["containers"]
+    assert {"A": "it's $HOME", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}.items() <= {
+        v["name"]: v["value"] for v in head["env"]
+    }.items()
+    assert {"name": "work", "mountPath": "/runs"} in head["volumeMounts"] and pod["securityContext"] == {
+        "fsGroup": 1000
+    }
+    assert "nvidia.com/gpu" not in head["resources"]["limits"] and "resourceClaims" not in pod
+    assert submitted["spec"]["template"]["spec"]["containers"][0]["command"][-5:-1] == [
+        "weft",
+        "train",
+        "gpt",
+        "--text",
+    ]
+
+
 @pytest.mark.parametrize(("pool", "name", "gres"), [
     ("h100", "nvidia.com/gpu", "gpu:h100:2"), ("slices", "nvidia.com/mig-1g.10gb", "gpu:1g.10gb:2"),
     ("desks", "nvidia.com/gpu.shared", "shard:2"), ("serve", "nvidia.com/gpu.shared", "mps:24"),

@@ -241,18 +241,16 @@ def _trainjob(job: JobFile, pool: Pool | None, made: Specification | None) -> li
 
 
 def _raycluster(job: JobFile, pool: Pool | None, made: Specification | None) -> list[Manifest]:
-    """A RayCluster of one worker a node, and a Job that submits the command to it."""
+    """A RayCluster of one worker a node, and a Job that submits the command to it; the command runs in the head's container."""
     worker = _pod(job, pool, made, [])
     worker["restartPolicy"] = "Always"
-    del worker["containers"][0]["command"]  # the operator starts Ray
-    head = {
-        "containers": [{
-            "name": "head", "image": _image(job, made),
-            "resources": {"requests": {"cpu": "4", "memory": "16Gi"}, "limits": {"memory": "16Gi"}},
-            "ports": [{"name": name, "containerPort": port} for name, port in RAY_PORTS.items()],
-        }],
-        "automountServiceAccountToken": False,
-    }  # fmt: skip
+    (container,) = worker["containers"]
+    del container["command"]  # the operator starts Ray
+    head = {key: worker[key] for key in ("volumes", "securityContext", "automountServiceAccountToken") if key in worker}
+    head["containers"] = [{
+        **container, "name": "head", "ports": [{"name": name, "containerPort": port} for name, port in RAY_PORTS.items()],
+        "resources": {"requests": {"cpu": "4", "memory": "16Gi"}, "limits": {"memory": "16Gi"}},
+    }]  # fmt: skip
     labels = {"labels": {TEAM: job.team, JOB: job.id}}
     spec = {
         "suspend": True,
@@ -269,7 +267,6 @@ def _raycluster(job: JobFile, pool: Pool | None, made: Specification | None) -> 
         "containers": [{
             "name": "main", "image": _image(job, made),
             "command": ["ray", "job", "submit", "--address", f"http://{job.id}-head-svc:8265", "--", *job.command],
-            "env": [{"name": name, "value": value} for name, value in job.env.items()],
             "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"memory": "1Gi"}},
         }],
     }  # fmt: skip
