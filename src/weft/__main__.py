@@ -1,9 +1,26 @@
 """``python -m weft``. The doctor runs before anything is installed, with the standard library alone."""
 
+import os
+import signal
 import sys
+import threading
+from typing import Any
+
+
+def interrupt(number: int, frame: Any) -> None:
+    """Raises KeyboardInterrupt when no import is in progress: PyTorch's goes on without NumPy where it comes in NumPy's."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    if frame is None:
+        raise KeyboardInterrupt
+    again = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    again.daemon = True
+    again.start()
 
 
 def main() -> int:
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         return _main()
     except KeyboardInterrupt:  # while modules are imported; later the command line says so itself

@@ -4,8 +4,10 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from where import DEVICE, ROOT, plain_environment, python
@@ -17,6 +19,7 @@ pytest.importorskip("typer")
 from rich.console import Console  # noqa: E402
 
 from weft import cli, registry  # noqa: E402
+from weft.__main__ import interrupt  # noqa: E402
 from weft.bench import terminal  # noqa: E402
 from weft.definition import Mutant  # noqa: E402
 from weft.hardware.ceilings import Ceilings  # noqa: E402
@@ -50,6 +53,25 @@ def test_without_its_dependencies_the_command_says_what_to_install_and_the_docto
     doctor = python("-S", "-m", "weft", "doctor", "--json", PYTHONPATH=str(ROOT / "src"))
     assert {f["status"] for f in json.loads(doctor.stdout)["findings"]} <= {"pass", "warn", "fail"}
     assert doctor.returncode in (0, 1) and doctor.stderr == ""
+
+
+def test_an_interruption_waits_for_the_end_of_an_import(tmp_path, monkeypatch):
+    """One that catches all errors goes on half made, such as PyTorch's without NumPy."""
+    (tmp_path / "half_made.py").write_text(
+        "import os, signal, time\n"
+        "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(0.3)\n    whole = True\n"
+        "except BaseException:\n    whole = False\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            import half_made  # noqa: F401
+
+            time.sleep(10)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert sys.modules.pop("half_made").whole
 
 
 def test_help_names_every_verb(command):

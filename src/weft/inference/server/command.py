@@ -102,14 +102,14 @@ def serve(
 @contextlib.contextmanager
 def _ended_at_once() -> Iterator[None]:
     """Ctrl-C ends this process, and with it the engine's: Python drops an exception that comes in a callback of an import."""
-    as_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if as_usual:
+    before = signal.getsignal(signal.SIGINT)
+    if callable(before):  # not ignored
         signal.signal(signal.SIGINT, lambda *_: (os.write(2, b"weft: interrupted\n"), os._exit(130)))
     try:
         yield
     finally:
-        if as_usual:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if callable(before):
+            signal.signal(signal.SIGINT, before)
 
 
 def allow_connections() -> None:
