@@ -112,13 +112,30 @@ def test_an_earlier_longer_run_in_the_folder_is_not_gone_on_with(gpt, tmp_path, 
 
 
 def test_a_job_that_is_started_again_goes_on(gpt, monkeypatch):
-    began = time.time()
-    whole = train(gpt(checkpoint_every=3)).loss
-    (Path(gpt().out) / "checkpoints" / "step-00000006" / "weft.json").unlink()
-    monkeypatch.setenv("WEFT_JOB_BEGAN", str(began))
-    assert train(gpt(), save=False).loss == whole[3:]
-    monkeypatch.setenv("WEFT_JOB_BEGAN", str(time.time()))  # the checkpoint is another job's
-    assert train(gpt()).loss == whole
+    monkeypatch.setenv("WEFT_JOB", "a")
+    settings = gpt(checkpoint_every=3)
+    whole = train(settings).loss
+    (Path(settings.out) / "checkpoints" / "step-00000006" / "weft.json").unlink()
+    assert train(settings, save=False).loss == whole[3:]
+    assert train(gpt(checkpoint_every=3, lr=0.0), save=False).loss[0] == whole[0]  # the job's next command
+    for other in ("b", ""):
+        monkeypatch.setenv("WEFT_JOB", other)
+        assert train(settings, save=False).loss == whole
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
+def test_clocks_of_machines_may_differ(gpt, monkeypatch, ahead):
+    """A job that has the folder of an older one goes on with its own checkpoints, and keeps them."""
+    settings, now = gpt(checkpoint_every=2), time.time
+    monkeypatch.setenv("WEFT_JOB", "old")
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now() + ahead)
+        whole = train(settings).loss
+    monkeypatch.setenv("WEFT_JOB", "new")
+    stop = lambda done, of, figures: done == 1 and os.kill(os.getpid(), signal.SIGINT)  # noqa: E731
+    assert train(settings, on_step=stop).checkpoint.endswith("step-00000002")
+    assert checkpoint.newest(settings.out).name == "step-00000002"
+    assert train(settings).loss == whole[2:]
 
 
 @pytest.mark.share(2)

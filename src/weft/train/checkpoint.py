@@ -4,7 +4,9 @@ import errno
 import json
 import os
 import shutil
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +22,29 @@ KEPT = 2  # the newest and the one before
 META = "weft.json"
 
 
-def newest(out: str, since: float = 0.0) -> Path | None:
-    """The last complete checkpoint of the run that began last below ``out``; None where it began before ``since``."""
+def newest(out: str, where: Callable[[dict[str, Any]], bool] = lambda facts: True) -> Path | None:
+    """The last complete checkpoint of the run that began last below ``out``, of those whose facts are as ``where`` says."""
     found = [p.parent for p in Path(out, "checkpoints").glob(f"step-*/{META}")]
-    last = max(found, key=_age, default=None)
-    return last if last is not None and _age(last)[0] >= since else None
+    return max((folder for folder in found if where(_facts(folder))), key=_age, default=None)
+
+
+def beginning(out: str) -> float:
+    """Now, for a run that begins; later than the runs before it below ``out``, whatever another machine's clock said."""
+    last = newest(out)
+    return max(time.time(), _age(last)[0] + 1e-3 if last else 0.0)
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads((folder / META).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        facts = {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _age(folder: Path) -> tuple[float, str]:
     """When its run began, and the step: a folder may hold what an earlier, longer run left."""
-    try:
-        began = json.loads((folder / META).read_text(encoding="utf-8"))["began"]
-    except (OSError, KeyError, ValueError):
-        began = 0.0
-    return began, folder.name
+    return _facts(folder).get("began", 0.0), folder.name
 
 
 def save(folder: Path, model: Any, optimizer: Any, facts: dict[str, Any]) -> None:
@@ -49,7 +60,8 @@ def save(folder: Path, model: Any, optimizer: Any, facts: dict[str, Any]) -> Non
     part = folder.with_name(f".{folder.name}.part")
     main = ranks.rank() == 0
     if main:
-        shutil.rmtree(part, ignore_errors=True)
+        for left in folder.parent.glob(".step-*.part"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
         part.mkdir(parents=True, exist_ok=True)
     ranks.barrier()
     try:

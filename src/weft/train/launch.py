@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.definition import UnknownName
-from weft.train.settings import JOB_BEGAN, load_yaml
+from weft.train.settings import JOB, load_yaml
 
 TAIL = 20  # lines of a failed rank's log that are shown
 
@@ -56,10 +56,10 @@ class JobFile:
 
     @property
     def environment(self) -> dict[str, str]:
-        """``env``, the time, by which ``weft train`` finds this job's checkpoints when it is started again, and a store of its
+        """``env``, a name, by which ``weft train`` finds this job's checkpoints when it is started again, and a store of its
         own for each start. The one that PyTorch's starts share has the addresses of the last one's ranks, and a rank that
         reads one waits for it half an hour (github.com/pytorch/pytorch/issues/135712)."""
-        return {JOB_BEGAN: str(int(time.time())), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **self.env}
+        return {JOB: f"{self.id}-{time.time():.6f}", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **self.env}
 
     @property
     def gpus_per_node(self) -> int:

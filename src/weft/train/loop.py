@@ -20,7 +20,7 @@ from weft.hardware import query
 from weft.train import checkpoint, flops, ranks, techniques
 from weft.train.jobs import Job, job, steps_of
 from weft.train.log import Log
-from weft.train.settings import JOB_BEGAN, Settings
+from weft.train.settings import JOB, Settings
 
 Batch = tuple[Tensor, Tensor]
 WARM_UP = 1 / 20  # of the steps
@@ -112,7 +112,8 @@ class Run:
         self.rates = [group["lr"] / settings.lr if settings.lr else 0.0 for group in self.optimizer.param_groups]
         self.scaler = torch.amp.GradScaler(device.type, enabled=settings.amp == "fp16")
         self.graph: techniques.Graph | None = None
-        self.began = time.time()  # the run, of which this may be a part that goes on
+        self.began = checkpoint.beginning(settings.out)  # the run, of which this may be a part that goes on
+        self.jobs = ranks.distinct(os.environ.get(JOB, ""))  # several where each node has a weft launch of its own
         self.asked = 0.0  # when a signal asked this rank to stop
         self.stop = False  # what all ranks agreed on
 
@@ -284,6 +285,7 @@ class Run:
             "step": step,
             "steps": self.steps,
             "began": self.began,
+            "jobs": self.jobs,
             "job": self.job.name,
             "model": {"job": self.job.name, **self.job.model},
             "scaler": self.scaler.state_dict(),
@@ -297,16 +299,21 @@ class Run:
         return folder
 
     def started_again(self) -> bool:
-        """Whether this job of ``weft launch`` has left a checkpoint, before its ranks or a scheduler's job were started again;
-        as rank 0 sees it."""
-        if (began := os.environ.get(JOB_BEGAN)) is None:
-            return False
-        found = ranks.rank() == 0 and checkpoint.newest(self.settings.out, since=float(began))
-        return bool(ranks.total(float(bool(found)), tensor=1, device=self.device)[0] > 0)
+        """Whether this job of ``weft launch`` has left a checkpoint of these settings, before its ranks or a scheduler's job
+        were started again."""
+        return bool(self.jobs) and self.last(self.of_this_job) is not None
+
+    def of_this_job(self, facts: dict[str, Any]) -> bool:
+        there, here = facts.get("settings", {}), asdict(self.settings)
+        return not set(self.jobs).isdisjoint(facts.get("jobs", ())) and there | {"resume": here["resume"]} == here
+
+    def last(self, where: Callable[[dict[str, Any]], bool]) -> Path | None:
+        """The newest checkpoint, as rank 0 sees it."""
+        return ranks.of_first(checkpoint.newest(self.settings.out, where))
 
     def resumed(self) -> int:
-        """Reads the newest checkpoint; the step at which the run goes on."""
-        found = checkpoint.newest(self.settings.out)
+        """Reads this job's newest checkpoint, or else the newest one; the step at which the run goes on."""
+        found = self.last(self.of_this_job) or self.last(lambda facts: True)
         if found is None:
             raise FileNotFoundError(f"no checkpoint in '{Path(self.settings.out, 'checkpoints')}' to resume from")
         facts = checkpoint.load(found, self.model, self.optimizer, {"job": self.job.name, **self.job.model})

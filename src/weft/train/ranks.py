@@ -164,6 +164,22 @@ def total(*values: Tensor | float, tensor: int, device: torch.device) -> Tensor:
     return sums / tensor
 
 
+def distinct(mine: str) -> list[str]:
+    """What the ranks have, without the empty and the same."""
+    found: list[Any] = [mine] * world()
+    if dist.is_initialized():
+        dist.all_gather_object(found, mine)
+    return sorted({each for each in found if each})
+
+
+def of_first(mine: Any) -> Any:
+    """What rank 0 has."""
+    found = [mine]
+    if dist.is_initialized():
+        dist.broadcast_object_list(found)
+    return found[0]
+
+
 def share(x: Tensor, tensor: int) -> Tensor:
     """This rank's rows of a batch."""
     return x.tensor_split(world() // tensor)[rank() // tensor]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from weft.definition import UnknownName
 
-JOB_BEGAN = "WEFT_JOB_BEGAN"  # environment: when weft launch began, in seconds
+JOB = "WEFT_JOB"  # environment: what tells a job of weft launch from others, however often it is started
 AMP = ("none", "bf16", "fp16")
 OPERATORS = ("weft", "torch")
 OPTIMIZERS = ("adamw", "sgd", "weft-adamw", "weft-adamw-8bit", "weft-lion", "weft-muon", "weft-sgd")
