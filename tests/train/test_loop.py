@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
 import time
@@ -97,6 +98,20 @@ def test_resume_is_bit_for_bit(gpt, tmp_path):
     assert rest.loss == whole.loss[3:] and rest.validation_loss == whole.validation_loss
     assert_same(weights(gpt(out=str(tmp_path / "whole"))), weights(settings))
     assert len(list(csv.DictReader((tmp_path / "run" / "log.csv").read_text().splitlines()))) == 6
+
+
+def test_a_run_that_is_killed_lacks_no_row_of_its_log(gpt, monkeypatch):
+    """As a checkpoint is written, its row is there; a row that was cut is not taken for that of another step."""
+    settings = gpt(checkpoint_every=3)
+    log = Path(settings.out, "log.csv")
+    save, there = checkpoint.save, []
+    monkeypatch.setattr(checkpoint, "save", lambda *a: there.append(log.read_text().count("\n") - 1) or save(*a))
+    whole = train(settings).loss
+    assert there == [3, 6]
+    shutil.rmtree(Path(settings.out, "checkpoints", "step-00000006"))
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:-1]) + "1,5.5")  # of 1x, say
+    train(gpt(checkpoint_every=3, resume=True))
+    assert [float(row["loss"]) for row in csv.DictReader(log.read_text().splitlines())] == whole
 
 
 def test_an_earlier_longer_run_in_the_folder_is_not_gone_on_with(gpt, tmp_path, monkeypatch):

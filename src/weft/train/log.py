@@ -35,7 +35,8 @@ class Log:
         before = []
         if start and path.is_file():
             with open(path, newline="", encoding="utf-8", errors="replace") as file:
-                rows = [(row.get("step") or "", row) for row in csv.DictReader(file)]
+                whole = [line for line in file if line.endswith("\n")]  # the last one may have been cut
+            rows = [(row.get("step") or "", row) for row in csv.DictReader(whole)]
             before = [row for step, row in rows if step.isdecimal() and int(step) <= start]
         part = path.with_suffix(".part")
         with open(part, "w", newline="", encoding="utf-8") as file:

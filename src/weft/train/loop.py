@@ -150,13 +150,13 @@ class Run:
                     if last or (settings.validate_every and done % settings.validate_every == 0):
                         result.validation_loss, result.accuracy = self.validate()
                         figures |= {"validation_loss": result.validation_loss, "accuracy": result.accuracy}
-                    if self.save and (last or (settings.checkpoint_every and done % settings.checkpoint_every == 0)):
-                        result.checkpoint = str(self.saved(done))
-                    if log and lost is None:
+                    if log and lost is None:  # before a checkpoint: a run that goes on from it lacks no row
                         try:
                             log.write(figures)
                         except OSError as error:  # all ranks end after the next step, with a checkpoint
                             lost, self.asked = error, self.asked or time.monotonic()
+                    if self.save and (last or (settings.checkpoint_every and done % settings.checkpoint_every == 0)):
+                        result.checkpoint = str(self.saved(done))
                     if self.on_step and ranks.rank() == 0:
                         self.on_step(done, self.steps, figures)
                     if self.stop:
