@@ -246,7 +246,8 @@ def _raycluster(job: JobFile, pool: Pool | None, made: Specification | None) -> 
     worker["restartPolicy"] = "Always"
     (container,) = worker["containers"]
     del container["command"]  # the operator starts Ray
-    head = {key: worker[key] for key in ("volumes", "securityContext", "automountServiceAccountToken") if key in worker}
+    shared = ("volumes", "securityContext", "automountServiceAccountToken")
+    head: dict[str, Any] = {key: worker[key] for key in shared if key in worker}
     head["containers"] = [{
         **container, "name": "head", "ports": [{"name": name, "containerPort": port} for name, port in RAY_PORTS.items()],
         "resources": {"requests": {"cpu": "4", "memory": "16Gi"}, "limits": {"memory": "16Gi"}},
