@@ -314,6 +314,9 @@ def test_full_disk_of_the_log_names_it(tmp_path):
             for step in range(99):
                 log.write({"step": step})
         log.close()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, hard))
+        with pytest.raises(OSError, match=r"log cannot be written: File too large.*log\.csv"):
+            Log(str(tmp_path / "run"), 0, False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 

@@ -39,11 +39,14 @@ class Log:
             rows = [(row.get("step") or "", row) for row in csv.DictReader(whole)]
             before = [row for step, row in rows if step.isdecimal() and int(step) <= start]
         part = path.with_suffix(".part")
-        with open(part, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(before)
-        os.replace(part, path)
+        try:
+            with open(part, "w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
+                writer.writeheader()
+                writer.writerows(before)
+            os.replace(part, path)
+        except OSError as error:
+            raise _unwritten(error, str(path)) from None
         self.file = open(path, "a", newline="", encoding="utf-8")  # noqa: SIM115
         self.writer = csv.DictWriter(self.file, COLUMNS)
 
@@ -56,7 +59,7 @@ class Log:
                     if name != "step" and value is not None:
                         self.events.add_scalar(name, value, figures["step"])
         except OSError as error:
-            raise OSError(error.errno, f"log cannot be written: {error.strerror or error}", self.file.name) from None
+            raise _unwritten(error, self.file.name) from None
 
     def close(self) -> None:
         with suppress(OSError):  # each row was flushed, or its error raised
@@ -64,3 +67,7 @@ class Log:
         if self.events:
             with suppress(OSError):
                 self.events.close()
+
+
+def _unwritten(error: OSError, file: str) -> OSError:
+    return OSError(error.errno, f"log cannot be written: {error.strerror or error}", file)
