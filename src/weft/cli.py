@@ -24,9 +24,19 @@ from weft.profiling import commands as profiling
 from weft.report import commands as report
 from weft.train import commands as train
 
+NARROW = 120  # columns; with fewer, Rich's table of options cuts their names
+
 
 class Verbs(TyperGroup):
     """A command's name may be two words, the first of which may be a command too: ``simulate``, ``simulate compare``."""
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        """On a narrow terminal its help is plain text, where its options are not in groups."""
+        command: Any = super().get_command(ctx, name)
+        grouped = command is not None and any(getattr(p, "rich_help_panel", None) for p in command.params)
+        if command is not None and not grouped and out.width < NARROW:
+            command.rich_markup_mode = None
+        return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         both = " ".join(args[:2])

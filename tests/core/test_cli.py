@@ -83,6 +83,16 @@ def test_help_names_every_verb(command):
         assert code == 0 and f"weft {verb}" in re.sub(r"\s+", " ", out)
 
 
+def test_on_a_narrow_terminal_help_has_whole_names_and_defaults():
+    names = {"generate": ["--repetition-penalty"], "train gpt": ["--no-deterministic", "--checkpoint-activations"]}
+    defaults = {"train gpt": "(default: 16)", "comm": "one a GPU, else 2"}
+    for verb in names | defaults:
+        said = python("-m", "weft", *verb.split(), "-h", COLUMNS="80").stdout
+        assert max(map(len, said.splitlines())) <= 80
+        said = " ".join(said.split())
+        assert all(name in said for name in names.get(verb, [])) and defaults.get(verb, "") in said and "\\" not in said
+
+
 def test_the_first_word_of_verbs_alone_lists_them(command):
     for asked, status in (("health -h", 0), ("health", 2)):
         code, said, _ = command(*asked.split())

@@ -380,6 +380,7 @@ def test_a_folder_is_written_in_shards(tmp_path, monkeypatch, name):
     assert open_model(tmp_path / "out")[2].tool_template == "tools"
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert len({*index["weight_map"].values()}) > 2 and not [*(tmp_path / "out").glob("part*")]
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir() if path.is_file()}) == 1
     assert torch.equal(*(logits_of(loaded(tmp_path / at), TOKENS) for at in ("whole", "out")))
 
 

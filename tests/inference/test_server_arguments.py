@@ -368,6 +368,16 @@ def test_tokens_that_cannot_fit_are_not_sent_to_the_engine(ask, monkeypatch):
         assert found.status_code == 400 and "300 tokens; expected at most 255" in found.json()["error"]["message"]
 
 
+def test_a_request_that_is_refused_counts_as_no_failure(ask):
+    """The engine refuses it: the server alone knows that its tokens are one too many."""
+    before, found, after = (
+        ask(each)[0] for each in (("/metrics", None), (TEXT, {"prompt": "é" * 128}), ("/metrics", None))
+    )
+    assert found.status_code == 400 and "256 tokens; expected at most 255" in found.json()["error"]["message"]
+    errors = [[x for x in page.text.splitlines() if 'finished_reason="error"' in x] for page in (before, after)]
+    assert errors[0] == errors[1]
+
+
 TREE = {
     "type": "object", "properties": {"v": {"enum": [1]}, "c": {"type": "array", "items": {"$ref": "#"}, "maxItems": 1}},
     "required": ["v"], "additionalProperties": False,

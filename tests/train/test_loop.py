@@ -553,6 +553,6 @@ def test_command_trains_and_says_what_it_reached(command, tmp_path):
     plain = [f"--{name}={value}" for name, value in PYTORCH.items()]
     status, printed, told = command("train", "cnn", "--epochs", "1", "--out", tmp_path / "run", "--json", *plain)
     assert status == 0 and json.loads(printed)["steps"] == 22
-    assert "[default: 64]" in " ".join(command("train", "cnn", "--help")[1].replace("│", " ").split())
+    assert "(default: 64)" in " ".join(command("train", "cnn", "--help")[1].replace("│", " ").split())
     status, printed, told = command("train", "cnn", "--amp", "fp8")
     assert status == 2 and "bf16" in told and not printed

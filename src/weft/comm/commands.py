@@ -19,20 +19,25 @@ def comm(
     collectives: Annotated[
         list[str] | None, typer.Argument(help="all_reduce, all_gather, …, or mine.py with a Collective; none: all")
     ] = None,
-    ranks: Annotated[int, typer.Option(help="processes to start on this machine [default: one a GPU, else 2]")] = 0,
-    gpus: Annotated[int, typer.Option(help="the same, one GPU each, over NCCL")] = 0,
-    backend: Annotated[str, typer.Option(help="nccl, gloo or mpi [default: nccl with GPUs, else gloo]")] = "",
+    ranks: Annotated[
+        int, typer.Option(help="processes to start on this machine (default: one a GPU, else 2)", show_default=False)
+    ] = 0,
+    gpus: Annotated[int, typer.Option(help="the same, one GPU each, over NCCL", show_default=False)] = 0,
+    backend: Annotated[str, typer.Option(help="nccl, gloo or mpi (default: nccl with GPUs, else gloo)")] = "",
     least: Annotated[str, typer.Option("--min", "-b", help="least size in bytes; K = 1024")] = "1K",
-    most: Annotated[str, typer.Option("--max", "-e", help="greatest size [default: 64M on GPUs, else 4M]")] = "",
+    most: Annotated[str, typer.Option("--max", "-e", help="greatest size (default: 64M on GPUs, else 4M)")] = "",
     factor: Annotated[float, typer.Option("--factor", "-f", help="each size is so many times the last")] = 2.0,
     dtype: Annotated[str, typer.Option(help="fp32, fp64, fp16, bf16, fp8_e4m3, int8, int32, …")] = "fp32",
     op: Annotated[str, typer.Option(help="sum, prod, min, max; avg on NCCL")] = "sum",
     root: Annotated[int, typer.Option(help="of broadcast, reduce, gather, scatter")] = 0,
     place: Annotated[
-        str, typer.Option(help="in or out: of place (default: in where PyTorch's call has no other)")
+        str,
+        typer.Option(help="in or out: of place (default: in where PyTorch's call has no other)", show_default=False),
     ] = "default",
     mode: Annotated[str, typer.Option(help="stream, blocking, async or graph (CUDA graph)")] = "stream",
-    iterations: Annotated[int, typer.Option(help="a point [default: what 0.3 s hold, 10 to 500]")] = 0,
+    iterations: Annotated[
+        int, typer.Option(help="a point (default: what 0.3 s hold, 10 to 500)", show_default=False)
+    ] = 0,
     subgroups: Annotated[int, typer.Option(help="groups of so many consecutive ranks run at once")] = 0,
     registered: Annotated[
         bool, typer.Option("--registered", help="buffers in NCCL's registered symmetric memory")

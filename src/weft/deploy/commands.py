@@ -41,10 +41,10 @@ def lint(
     ],
     as_json: Json = False,
 ) -> None:
-    """Find what is valid and does not do what it seems to: sharing modes that exclude each other, names that do not match,
-    options that are silently ignored, quotas that never fit, removed API versions.
+    """Find what is valid and does not do what it seems to.
 
-    Exit status 1 with findings, 2 for a file that cannot be read.
+    Sharing modes that exclude each other, names that do not match, options that are silently ignored, quotas that never
+    fit, removed API versions. Exit status 1 with findings, 2 for a file that cannot be read.
     """
     from weft.deploy import lint as rules
     from weft.deploy import rendering

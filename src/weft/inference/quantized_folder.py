@@ -445,4 +445,6 @@ def _write(
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    for path in folder.glob("*.safetensors"):  # safetensors lets the owner alone read them
+        path.chmod((folder / "config.json").stat().st_mode)
     return total

@@ -1,7 +1,7 @@
 """From logits to tokens, on the device, a row for each token.
 
-A row's random number is a function of its request's seed and of the token's index in the output, so what a request gets does
-not depend on what else is in the batch, on preemption or on speculation.
+A row's random number is a function of its request's seed and of the token's index in the output: it does not depend on what
+else is in the batch, on preemption or on speculation.
 """
 
 from collections.abc import Collection

@@ -58,7 +58,7 @@ def _command(cls: type[Settings], help: str) -> Callable[..., None]:
     own = list(inspect.signature(command).parameters.values())[:-1]
     flags = []
     for f in fields(cls):
-        default = f" \\[default: {f.default}]" if f.default not in ("", False) else ""  # not markup of Rich's
+        default = f" (default: {f.default})" if f.default not in ("", False) else ""  # [default …] is markup to Rich
         kind = type(f.default) | None
         flag = f"--{f.name.replace('_', '-')}"
         names = [f"{flag}/--no-{flag[2:]}"] if isinstance(f.default, bool) else [flag]

@@ -323,8 +323,7 @@ def make_app(
         except (asyncio.CancelledError, GeneratorExit):
             metrics.ended("abort")
             raise
-        except ValueError as error:
-            metrics.ended("error")
+        except ValueError as error:  # it never ran
             raise BadRequest(str(error)) from None
         except BaseException:
             metrics.ended("error")
