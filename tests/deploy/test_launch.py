@@ -115,6 +115,7 @@ def test_the_sbatch_script(tmp_path):
     words = ["bash", "-c", f"SLURM_JOB_ID=7\n{exports}\nenv"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     expected = {"A=it's $HOME", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", "WEFT_JOB=slurm-7"}
+    assert int(re.search(r"SHUTDOWN_TIMEOUT=(\d+)", done.stdout)[1]) < int(re.search(r"TERM@(\d+)", script)[1])
     assert expected <= set(done.stdout.splitlines())
 
 

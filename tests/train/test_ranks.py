@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -173,6 +174,18 @@ def test_two_nodes_are_one_job(tmp_path, text, one):
     node.wait_s = 2
     with pytest.raises(ConnectionError, match=f"2 nodes did not meet at localhost:{port}"):
         launch(node)
+
+
+def test_each_job_has_threads_of_its_own(tmp_path, text, monkeypatch):
+    from torch.distributed.launcher import api
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    given, before, seen = job(tmp_path, text, 1, "threads"), dict(os.environ), []
+    del given.env["OMP_NUM_THREADS"]
+    monkeypatch.setattr(api, "elastic_launch", lambda *a: lambda *b: seen.append(os.environ["OMP_NUM_THREADS"]))
+    for given.processes in (1, os.cpu_count()):
+        launch(given)
+    assert seen == [str(os.cpu_count()), "1"] and os.environ == before
 
 
 def test_killed_rank_ends_the_others_with_its_log(tmp_path, text):

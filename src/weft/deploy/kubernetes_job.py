@@ -6,7 +6,7 @@ from typing import Any
 from weft.cluster.specification import Pool, Specification
 from weft.deploy import kueue
 from weft.deploy.manifests import JOB, POOL, TAINT, TEAM, Manifest, manifest, pool_of
-from weft.train.launch import JobFile
+from weft.train.launch import GRACE_S, JobFile
 from weft.words import seconds
 
 PORT = 29400
@@ -14,7 +14,6 @@ RUNTIME = "torch-distributed"  # Kubeflow Trainer's ClusterTrainingRuntime
 RAY_VERSION = "2.49.0"
 DISRUPTED = {"type": "DisruptionTarget", "status": "True"}  # preempted, evicted, its node gone
 RAY_PORTS = {"gcs": 6379, "dashboard": 8265, "client": 10001}
-GRACE_S = 120  # between SIGTERM and SIGKILL: the time for a checkpoint
 
 
 def manifests(job: JobFile, made: Specification | None = None) -> list[Manifest]:
@@ -94,7 +93,7 @@ def _pod(job: JobFile, pool: Pool | None, made: Specification | None, command: l
         "name": "main",
         "image": _image(job, made),
         "command": command,
-        "env": [{"name": name, "value": value} for name, value in job.environment.items()],
+        "env": [{"name": name, "value": value} for name, value in job.scheduled.items()],
         "resources": _resources(job, pool),
         "volumeMounts": mounts,
         "securityContext": {
@@ -218,7 +217,7 @@ def _trainjob(job: JobFile, pool: Pool | None, made: Specification | None) -> li
         "numNodes": job.nodes,
         "numProcPerNode": job.processes,
         "resourcesPerNode": {key: value for key, value in _resources(job, pool).items() if value},
-        "env": [{"name": name, "value": value} for name, value in job.environment.items()],
+        "env": [{"name": name, "value": value} for name, value in job.scheduled.items()],
     }
     pod = {
         key: value for key, value in _pod(job, pool, made, []).items()

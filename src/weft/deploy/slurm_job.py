@@ -9,11 +9,9 @@ from weft.cluster.specification import Priority, Specification
 from weft.definition import UnknownName
 from weft.deploy.manifests import pool_of
 from weft.deploy.slurm import MPS_PER_GPU
-from weft.train.launch import JobFile
+from weft.train.launch import GRACE_S, JobFile
 from weft.train.settings import JOB
 from weft.words import seconds
-
-GRACE_S = 120  # between SIGTERM and the end: the time for a checkpoint
 
 
 def script(job: JobFile, made: Specification | None = None, logs: str = "") -> str:
@@ -62,7 +60,7 @@ def script(job: JobFile, made: Specification | None = None, logs: str = "") -> s
         flags.append("no-kill")  # the job goes on when a node fails
     lines = ["#!/bin/bash", *(f"#SBATCH --{name}={value}" for name, value in options.items())]
     lines += [f"#SBATCH --{flag}" for flag in flags]
-    variables = {name: shlex.quote(value) for name, value in job.environment.items()}
+    variables = {name: shlex.quote(value) for name, value in job.scheduled.items()}
     if JOB not in job.env:
         variables[JOB] = '"slurm-$SLURM_JOB_ID"'  # a script may be submitted twice
     lines += ["set -euo pipefail", *(f"export {name}={value}" for name, value in variables.items())]

@@ -16,6 +16,7 @@ from weft.definition import UnknownName
 from weft.train.settings import JOB, load_yaml
 
 TAIL = 20  # lines of a failed rank's log that are shown
+GRACE_S = 120  # a scheduler's, between SIGTERM and the end: the time for a checkpoint
 
 
 @dataclass
@@ -60,6 +61,11 @@ class JobFile:
         own for each start. The one that PyTorch's starts share has the addresses of the last one's ranks, and a rank that
         reads one waits for it half an hour (github.com/pytorch/pytorch/issues/135712)."""
         return {JOB: f"{self.id}-{time.time():.6f}", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", **self.env}
+
+    @property
+    def scheduled(self) -> dict[str, str]:
+        """``environment`` in a scheduler's job: torchrun leaves its ranks the time for a checkpoint, instead of 30 s."""
+        return {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_S - 10), **self.environment}
 
     @property
     def gpus_per_node(self) -> int:
@@ -184,10 +190,10 @@ def launch(job: JobFile) -> Path:
         min_nodes=job.min_nodes or job.nodes, max_nodes=job.nodes, nproc_per_node=job.processes, max_restarts=job.retries,
         logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL, tee={0: Std.ALL}), **settings,
     )  # fmt: skip
-    env = job.environment
+    threads = max(1, (os.cpu_count() or 1) // job.processes)
+    env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)), **job.environment}
     before = {name: os.environ.get(name) for name in env}
     os.environ.update(env)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // job.processes)))
     try:
         elastic_launch(config, program)(*arguments)
     except SignalException:  # the ranks had it too, and have ended
