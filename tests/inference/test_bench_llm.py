@@ -207,18 +207,33 @@ def test_what_is_a_url_and_what_a_model(tmp_path, monkeypatch):
             _url(neither)
 
 
-def test_a_server_that_wants_a_key():
+async def asked(answer, ask):
+    """What the client of a server with that answer says."""
     import httpx
 
-    async def find():
-        client = Http("http://x/v1", "wrong")
-        async with client.http:
-            pass
-        client.http = httpx.AsyncClient(
-            transport=httpx.MockTransport(lambda _: httpx.Response(401)), base_url="http://x/v1/"
-        )
-        async with client.http:
-            await client.find_model()
+    client = Http("http://x/v1", "wrong", None)
+    await client.http.aclose()
+    transport = httpx.MockTransport(lambda _: answer)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x/v1/") as client.http:
+        return await ask(client)
 
-    with pytest.raises(ConnectionError, match=r"^http://x/v1/models: status 401; .*--api-key"):
-        asyncio.run(find())
+
+@pytest.mark.parametrize(
+    "status, why", [(401, "status 401; .*--api-key"), (404, "status 404; .*--name one without a list")]
+)
+def test_a_server_without_a_list_of_models_or_that_wants_a_key(status, why):
+    import httpx
+
+    with pytest.raises(ConnectionError, match=rf"^http://x/v1/models: {why}[^\n]*$"):
+        asyncio.run(asked(httpx.Response(status), lambda client: client.find_model()))
+
+
+@pytest.mark.parametrize("space", ["", " "])
+def test_events_may_have_a_space(space):
+    import httpx
+
+    async def counts(client):
+        return [n async for n in client.tokens([1, 2], 3)]
+
+    text = "".join(f"data:{space}{line}\n\n" for line in ['{"choices": [{"text": "a"}]}'] * 3 + ["[DONE]"])
+    assert asyncio.run(asked(httpx.Response(200, text=text), counts)) == [1, 2, 3]

@@ -154,17 +154,18 @@ class Http:
 
         if self.model is None:
             try:
-                found = await self.http.get("models")
+                found = await self.http.get("models", timeout=60)
                 if found.status_code == 401:
                     raise ConnectionError(
                         f"{found.url}: status 401; expected its API key, by --api-key or WEFT_API_KEY"
                     )
-                found.raise_for_status()
+                if found.status_code != 200:
+                    raise ValueError(f"status {found.status_code}")
                 self.model = str(found.json()["data"][0]["id"])
             except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
                 raise ConnectionError(
                     f"{self.http.base_url}models: {error or type(error).__name__}; expected the URL of OpenAI's API, as in "
-                    "http://127.0.0.1:8000/v1"
+                    "http://127.0.0.1:8000/v1, or with --name one without a list of models"
                 ) from None
         return self.model
 
@@ -180,9 +181,9 @@ class Http:
                 key = " (--api-key, or WEFT_API_KEY)" if answer.status_code == 401 else ""
                 raise ConnectionError(f"status {answer.status_code}{key}: {text:.300}")
             async for line in answer.aiter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
+                if not line.startswith("data:") or (data := line[5:].strip()) == "[DONE]":
                     continue
-                event = json.loads(line[6:])
+                event = json.loads(data)
                 if "error" in event:
                     raise ConnectionError(str(event["error"])[:300])
                 if usage := event.get("usage"):
