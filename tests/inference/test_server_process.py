@@ -8,6 +8,8 @@ import shutil
 import signal
 import socket
 import sys
+import threading
+import time
 from multiprocessing.connection import Connection
 
 import openai
@@ -15,6 +17,7 @@ import pytest
 import tiny
 from test_server import Server
 
+import weft
 from weft.inference.parameters import SamplingParameters
 from weft.inference.server import team
 from weft.inference.server.command import NoFilesLeft, allow_connections
@@ -70,6 +73,37 @@ def test_killed_and_ended_while_it_answers(tmp_path):
     finally:
         again.process.kill()
         again.close()
+
+
+def test_a_request_that_does_not_end_in_time_is_answered(tmp_path, monkeypatch, capsys):
+    from weft.inference.server import shutdown
+    from weft.inference.server.app import make_app
+    from weft.inference.server.command import bind
+    from weft.inference.server.driver import Driver
+
+    monkeypatch.setattr(shutdown, "ANSWER_S", 20.0)
+    tiny.folder(tmp_path / "tiny")
+    llm = weft.LLM(tmp_path / "tiny", device="cpu")
+    step = llm.engine.step
+    monkeypatch.setattr(llm.engine, "step", lambda: (time.sleep(0.1), step())[1])  # 230 tokens take 23 s
+    driver = Driver(llm.engine)
+    made = bind("127.0.0.1", 0)
+    made.listen()
+    server = shutdown.Server(make_app(driver, llm.tokenizer, "tiny"), driver, seconds=20)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [made]})
+    thread.start()
+    try:
+        port = made.getsockname()[1]
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60)
+        pieces = iter(client.completions.create(prompt="a prompt", **LONG))
+        assert next(pieces).choices
+        server.should_exit = True
+        with pytest.raises(openai.APIError, match="the server is stopping"):
+            list(pieces)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+    assert not thread.is_alive() and "Traceback" not in capsys.readouterr().err
 
 
 def test_an_engine_that_does_not_read_holds_up_no_one(monkeypatch):

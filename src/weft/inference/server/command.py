@@ -78,10 +78,9 @@ def serve(
             if note.is_terminal:
                 told(f"loading {folder}; an address follows when it answers")
             engine = stack.enter_context(contextlib.closing(EngineProcess(arguments, tensor_parallel)))
-            import uvicorn
-
             from weft.inference.server.app import make_app
             from weft.inference.server.driver import Driver
+            from weft.inference.server.shutdown import Server
 
             engine.loaded()
             served = name or Path(folder).resolve().name
@@ -91,8 +90,7 @@ def serve(
             bound = socket.getsockname()
             address = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
             out.print(f"{served} at http://{address}:{bound[1]}/v1", soft_wrap=True)
-            settings = uvicorn.Config(application, log_level="warning", timeout_graceful_shutdown=30, lifespan="on")
-            server = uvicorn.Server(settings)
+            server = Server(application, driver)
         engine.on_loss = lambda: setattr(server, "should_exit", True)
         server.run(sockets=[socket])
     if engine.lost:
