@@ -252,6 +252,15 @@ def test_scales_that_are_not_as_asked_are_refused(tmp_path, name, changed, is_, 
         loaded(tmp_path / "out")
 
 
+def test_zero_points_that_are_missing_are_named(tmp_path):
+    tiny.folder(tmp_path / "model", "llama", **SIZES)
+    write(tmp_path / "model", tmp_path / "out", Scheme.of("int4:32"))
+    path = tmp_path / "out" / "config.json"
+    path.write_text(path.read_text().replace('"symmetric": true', '"symmetric": false'))
+    with pytest.raises(ValueError, match=r"no tensor '.*q_proj\.weight_zero_point', which asymmetric codes need"):
+        loaded(tmp_path / "out")
+
+
 def test_quantised_experts_are_refused_by_name(tmp_path):
     more = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32, "head_dim": 32}
     tiny.folder(

@@ -82,7 +82,7 @@ class QuantizedFolder(Folder):
 
     def _compressed(self) -> None:
         groups = self.settings.get("config_groups")
-        if not isinstance(groups, dict) or not groups:
+        if not isinstance(groups, dict) or not groups or not all(isinstance(group, dict) for group in groups.values()):
             raise ValueError(f"{self.where}: compressed-tensors without config_groups")
         for group in groups.values():
             weights = group.get("weights") or {}
@@ -200,6 +200,8 @@ class QuantizedFolder(Folder):
                     f"{self.where}: '{name}.weight_zero_point' has shape {tuple(zero.shape)}; "
                     f"expected {(-(-n // 8), scale.shape[1])}"
                 )
+        elif self.schemes and not any(scheme.get("symmetric", True) for scheme in self.schemes):
+            raise ValueError(f"{self.where} has no tensor '{name}.weight_zero_point', which asymmetric codes need")
         index = self._optional(f"{name}.weight_g_idx")
         _in_order(index, k // scale.shape[1], name, self.where)
         bits = packed.shape[1] * 32 // max(k, 1)
