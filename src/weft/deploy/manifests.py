@@ -1,5 +1,6 @@
 """Kubernetes objects as plain dictionaries, and as YAML text that is the same for the same objects."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ POOL, RACK = "weft.dev/pool", "weft.dev/rack"
 TEAM, JOB, USER = "weft.dev/team", "weft.dev/job", "weft.dev/user"
 MANAGED = {"app.kubernetes.io/managed-by": "weft"}
 SYSTEM = "weft-system"  # the namespace of weft's own daemons
+# Text that kubectl's YAML reads as a number or truth value, such as 1e-3, and PyYAML as text, which it leaves unquoted.
+GO_READS = re.compile(r"[-+]?(\.?\d[\d_]*\.?[\d_]*([eE][-+]?\d+)?|0[xXoObB][\da-fA-F_]+)|[yYnN]")
 TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 
 
@@ -66,12 +69,11 @@ def yaml_text(documents: Iterable[Any]) -> str:
         def ignore_aliases(self, data: Any) -> bool:  # a value that comes twice is written twice
             return True
 
-    Dumper.add_representer(
-        str,
-        lambda dumper, text: dumper.represent_scalar(
-            "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
-        ),
-    )
+    def represented(dumper: Any, text: str) -> Any:
+        style = "|" if "\n" in text else "'" if GO_READS.fullmatch(text) else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, represented)
     text: str = yaml.dump_all(
         documents,
         Dumper=Dumper,
