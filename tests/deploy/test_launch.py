@@ -74,11 +74,8 @@ def test_the_head_of_ray_runs_the_command_with_its_variables_and_volume(tmp_path
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 def test_kubectl_reads_each_word_of_a_command_as_text(tmp_path):
     """Its YAML knows numbers and truth values that PyYAML's does not, so a --lr of 1e-3 was refused."""
-    words = [
-        "weft",
-        *"1e-3 1E+3 .5e1 12e5 1. 0o7 0X1F 0b1 +1 y N on ~ 1_000 1:30 .inf 2001-01-01 = 1e 2.49.0 16Gi".split(),
-        "",
-    ]
+    text = "1e-3 1E+3 .5e1 12e5 1. 0o7 0X1F 0b1 +1 y N on ~ 1_000 1:30 .inf 2001-01-01 = 1e 2.49.0 16Gi"
+    words = ["weft", *text.split(), ""]
     given = job(tmp_path, f"command: {words}\nteam: x\nkind: job\nenv: {{A: 1e-3}}\n")
     (tmp_path / "made.yaml").write_text(yaml_text(kubernetes_job.manifests(given)))
     command = ["kubectl", "label", "--local", "--filename", str(tmp_path / "made.yaml"), "a=b", "--output", "json"]
