@@ -4,14 +4,20 @@ import os
 import signal
 import sys
 import threading
+import time
 from typing import Any
+
+LONGEST_IMPORT_S = 5.0  # that an interruption waits for; a user's file may compute for hours while it is imported
+_asked: list[float] = []  # when it came, and when it came again
 
 
 def interrupt(number: int, frame: Any) -> None:
     """Raises KeyboardInterrupt when no import is in progress: PyTorch's goes on without NumPy where it comes in NumPy's."""
     while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
         frame = frame.f_back
-    if frame is None:
+    _asked.append(time.monotonic())
+    if frame is None or _asked[-1] - _asked[0] > LONGEST_IMPORT_S:
+        _asked.clear()
         raise KeyboardInterrupt
     again = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     again.daemon = True

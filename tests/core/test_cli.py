@@ -74,6 +74,21 @@ def test_an_interruption_waits_for_the_end_of_an_import(tmp_path, monkeypatch):
     assert sys.modules.pop("half_made").whole
 
 
+def test_an_interruption_ends_an_import_that_takes_too_long(tmp_path, monkeypatch):
+    (tmp_path / "endless.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("weft.__main__.LONGEST_IMPORT_S", 0.3)
+    before, begin = signal.signal(signal.SIGINT, interrupt), time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            import endless  # noqa: F401
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert time.monotonic() - begin < 15
+
+
 def test_help_names_every_verb(command):
     done = python("-m", "weft", "--help")
     verbs = ("doctor", "ceilings", "list", "verify", "compile-check", "bench", "tune", "report", "tables", "version")
