@@ -457,6 +457,21 @@ def test_perplexity_is_that_of_transformers(tmp_path):
         perplexity(loaded(tmp_path), [5])
 
 
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (["--tokens", "0"], "no folder is given"),
+        (["out", "--text", "none"], "No such file"),
+        (["out", *["--quantize", "fp8"] * 2], "2 fo"),
+    ],
+)
+def test_the_command_refuses_before_it_works(tmp_path, monkeypatch, given, why):
+    monkeypatch.chdir(tmp_path)
+    tiny.folder(tmp_path / "model", "llama", **SIZES)
+    done = CliRunner().invoke(app, ["quantize", "model", *given])
+    assert why in str(done.exception) and not (tmp_path / "out").exists()
+
+
 def test_the_command_writes_a_folder_with_perplexity_before_and_after(tmp_path):
     tiny.folder(tmp_path / "model", "llama", **SIZES)
     (tmp_path / "text").write_text("the quick brown fox jumps over the lazy dog " * 8)

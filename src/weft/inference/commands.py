@@ -137,10 +137,14 @@ def quantize_folder(
         raise ValueError(
             f"{len(schemes)} formats for one folder; expected one --quantize, or no folder to compare several"
         )
+    if folder is None and not tokens:
+        raise ValueError(
+            "--tokens is 0 and no folder is given; expected one of them, else nothing is measured or written"
+        )
+    words = None if text is None else text.read_text(encoding="utf-8")  # before minutes of work
     size = None if folder is None else quantize_model.write(model, folder, schemes[0], device)
     found = []
     if tokens:
-        words = None if text is None else text.read_text(encoding="utf-8")
         caches = [None] if stored is None else [None, stored]
         options: dict[str, Any] = {
             "text": words,

@@ -37,7 +37,7 @@ class Slo:
             except ValueError:
                 values[name.strip()] = math.nan
         if set(values) - {"ttft", "itl"} or not all(v > 0 for v in values.values()):
-            raise ValueError(f"--slo is {text!r:.80}; expected seconds, as in ttft=0.5,itl=0.05")
+            raise ValueError(f"--slo is {text!r:.80}; expected seconds of ttft, itl or both, as in ttft=0.5,itl=0.05")
         return cls(**values)
 
     def met(self, line: Timeline) -> bool:
