@@ -7,10 +7,10 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -74,23 +74,24 @@ def serve(
         logging.getLogger("asyncio").addFilter(NoFilesLeft())
         # the address is taken before the model is loaded, which may take minutes; clients are let in after it
         socket = stack.enter_context(bind(host, port))
-        with _ended_at_once():
-            if note.is_terminal:
-                told(f"loading {folder}; an address follows when it answers")
-            engine = stack.enter_context(contextlib.closing(EngineProcess(arguments, tensor_parallel)))
-            from weft.inference.server.app import make_app
-            from weft.inference.server.driver import Driver
-            from weft.inference.server.shutdown import Server
+        server: Any = None
+        stack.enter_context(_ended_at_once(lambda: server is None or not server.started))
+        if note.is_terminal:
+            told(f"loading {folder}; an address follows when it answers")
+        engine = stack.enter_context(contextlib.closing(EngineProcess(arguments, tensor_parallel)))
+        from weft.inference.server.app import make_app
+        from weft.inference.server.driver import Driver
+        from weft.inference.server.shutdown import Server
 
-            engine.loaded()
-            served = name or Path(folder).resolve().name
-            driver = Driver(engine, most_requests)
-            application = make_app(driver, engine.facts.tokenizer, served, key=api_key, most_bytes=most_bytes)
-            listen(socket, host, port)
-            bound = socket.getsockname()
-            address = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-            out.print(f"{served} at http://{address}:{bound[1]}/v1", soft_wrap=True)
-            server = Server(application, driver)
+        engine.loaded()
+        served = name or Path(folder).resolve().name
+        driver = Driver(engine, most_requests)
+        application = make_app(driver, engine.facts.tokenizer, served, key=api_key, most_bytes=most_bytes)
+        listen(socket, host, port)
+        bound = socket.getsockname()
+        address = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+        out.print(f"{served} at http://{address}:{bound[1]}/v1", soft_wrap=True)
+        server = Server(application, driver)
         engine.on_loss = lambda: setattr(server, "should_exit", True)
         server.run(sockets=[socket])
     if engine.lost:
@@ -98,16 +99,25 @@ def serve(
 
 
 @contextlib.contextmanager
-def _ended_at_once() -> Iterator[None]:
-    """Ctrl-C ends this process, and with it the engine's: Python drops an exception that comes in a callback of an import."""
+def _ended_at_once(loads: Callable[[], bool]) -> Iterator[None]:
+    """While it ``loads``, Ctrl-C ends this process, and with it the engine's: Python drops an exception that comes in a
+    callback of an import, and asyncio has half a loop before uvicorn has begun."""
     before = signal.getsignal(signal.SIGINT)
-    if callable(before):  # not ignored
-        signal.signal(signal.SIGINT, lambda *_: (os.write(2, b"weft: interrupted\n"), os._exit(130)))
+    if not callable(before):  # it is ignored
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        if loads():
+            os.write(2, b"weft: interrupted\n")
+            os._exit(130)
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, end)
     try:
         yield
     finally:
-        if callable(before):
-            signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, before)
 
 
 def allow_connections() -> None:
