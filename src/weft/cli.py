@@ -25,6 +25,7 @@ from weft.report import commands as report
 from weft.train import commands as train
 
 NARROW = 120  # columns; with fewer, Rich's table of options cuts their names
+HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
 
 class Verbs(TyperGroup):
@@ -34,8 +35,8 @@ class Verbs(TyperGroup):
         """On a narrow terminal its help is plain text, where its options are not in groups."""
         command: Any = super().get_command(ctx, name)
         grouped = command is not None and any(getattr(p, "rich_help_panel", None) for p in command.params)
-        if command is not None and not grouped and out.width < NARROW:
-            command.rich_markup_mode = None
+        if command is not None and not grouped and out.width < NARROW and command.rich_markup_mode is not None:
+            _make_plain(command)
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
@@ -46,6 +47,21 @@ class Verbs(TyperGroup):
                 out.print(f"weft {name}: {command.get_short_help_str(200)}", soft_wrap=True)
             ctx.exit(0 if len(args) > 1 else 2)
         return super().resolve_command(ctx, [both, *args[2:]] if both in self.commands else args)
+
+
+def _make_plain(command: Any) -> None:
+    """Its help without Rich's tables; no line ends within ``topology-required`` or another name with hyphens."""
+    command.rich_markup_mode, usual = None, command.format_help
+
+    def format_help(ctx: Any, formatter: Any) -> None:
+        write, write_list = formatter.write, formatter.write_dl
+        formatter.write = lambda text: write(text.replace(HYPHEN, "-"))
+        formatter.write_dl = lambda rows, *more, **named: write_list(
+            [(name, text.replace("-", HYPHEN)) for name, text in rows], *more, **named
+        )
+        usual(ctx, formatter)
+
+    command.format_help = format_help
 
 
 app = typer.Typer(

@@ -155,6 +155,9 @@ def test_ctrl_c_ends_the_processes(model):
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            ),  # as in a terminal, whatever started the tests
         )
         if loaded:
             assert " at http://" in process.stdout.readline()
