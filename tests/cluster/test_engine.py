@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from numba.core.caching import NullCache
 from where import ROOT, path_with, python
 
 from weft.cluster.engine.compiled import compiled, entry
@@ -55,7 +56,8 @@ def products(values, one):
     return product(values[0], 3) + product(2, values[1]) + product(values[0], values[1]) + product(one, 2.5)
 
 
-def test_a_compiled_function_has_one_form_for_all_integers_and_none_for_python():
+def test_a_compiled_function_has_one_form_for_all_integers_and_none_for_python(monkeypatch):
+    monkeypatch.setattr(products, "_cache", NullCache())  # what an earlier run left has no calls to compile
     assert products(np.array([5, 7], np.int32), 2) == 15 + 14 + 35 + 5
     assert sorted(map(str, product.signatures)) == ["(int64, float64)", "(int64, int64)"]
     for arguments in ((2, 3), (1.5, 2.5)):  # compiled for these, and not
