@@ -109,7 +109,7 @@ def test_order_between_groups(together):
         return run
 
     raised, seconds = together(calls(True), calls(True), lambda g: g.subgroups([[0, 1], [2]]))
-    assert any(isinstance(e, Mismatch) and "each waits for the other" in str(e) for e in raised) and seconds < 10
+    assert any(isinstance(e, Mismatch) and "each waits for the other" in str(e) for e in raised) and seconds < 5
 
 
 def test_same_calls_pass_and_leave_nothing_behind(together):
